@@ -17,14 +17,14 @@ import torch
 from browser import Browser, find_browser
 from interpreting import prepare_once, sum_one_by_one
 from torchrum.ops.kernels.machine import limit_isa
-from torchrum.ops.rum_scan.designs import forget_decisions
+from torchrum.ops.rum_scan.designs import clear_design_cache
 
 if "PYTEST_XDIST_WORKER" not in os.environ and (done := limit_isa()):  # workers and children inherit it
     print(done, flush=True)
 if torch.cuda.is_available() and "PYTEST_XDIST_WORKER" in os.environ:
     from torchrum.ops.kernels import triton_launch
 
-    triton_launch.MOST_THREADS = 2
+    triton_launch.MAX_THREADS = 2
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read where the kernels are declared, so before Triton is imported
 
@@ -40,9 +40,9 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True)
 def fresh_decisions():
     """What a test does to the machine must not be remembered, nor what others did."""
-    forget_decisions()
+    clear_design_cache()
     yield
-    forget_decisions()
+    clear_design_cache()
 
 
 @pytest.fixture(autouse=True)

@@ -133,12 +133,12 @@ def layer_error(layer: Any, reference: Any, x: Tensor, hx: Any = None) -> dict[s
 @contextmanager
 def plain_calls_by(design: Any) -> Iterator[None]:
     """Plain calls on the CPU take a GPU's design, whose kernels are emulated."""
-    designs.forget_decisions()
+    designs.clear_design_cache()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(design, "obstacle", lambda *_: None)
         patch.setattr(native, "projects", lambda *_: False)
         yield
-    designs.forget_decisions()
+    designs.clear_design_cache()
 
 
 def assert_copies_are_the_results(design: Any, inputs: ScanInputs, options: RumOptions) -> None:

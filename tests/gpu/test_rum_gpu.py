@@ -15,7 +15,7 @@ from tolerances import DEEP, TOL
 from torchrum import RUM
 from torchrum.cells import rum as rum_cell
 from torchrum.ops.kernels import machine
-from torchrum.ops.rum_scan.designs import forget_decisions
+from torchrum.ops.rum_scan.designs import clear_design_cache
 
 pytestmark = pytest.mark.gpu
 
@@ -401,7 +401,7 @@ def test_backends_say_why(monkeypatch):
         RUM(I, H, form="paper", backend="fused", device=CUDA, dtype=torch.float64)(x.double())
 
     monkeypatch.setattr(machine, "triton_obstacle", lambda: "Triton is not installed")
-    forget_decisions()
+    clear_design_cache()
     words = {"layer_norm": True}  # the persistent kernels need no Triton, and have no layer norm
     assert choice(**words).backend == "torch"
     assert "stepwise cannot run: Triton is not installed" in choice(**words).reason
@@ -411,7 +411,7 @@ def test_backends_say_why(monkeypatch):
     torch.testing.assert_close(layer(x + 1)[0], expected(x + 1)[0])
     with pytest.raises(ValueError, match=r"cannot run: Triton is not installed\. Pass backend='auto'"):
         RUM(I, H, form="paper", device=CUDA, backend="stepwise")(x)
-    forget_decisions()
+    clear_design_cache()
 
 
 def test_hidden_sizes_beyond_the_kernels_still_run():

@@ -112,13 +112,13 @@ class PrecededCell(PairCell):
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         x, masks = self.split_masks(x)
         before = self._split_state(state)
-        told, first = self.first.step(with_mask(self.first.project(x), masks[0]), before[0])
-        read = self.second.project(torch.cat((x, told.to(x.dtype)), -1))
+        first_output, first = self.first.step(with_mask(self.first.project(x), masks[0]), before[0])
+        read = self.second.project(torch.cat((x, first_output.to(x.dtype)), -1))
         output, second = self.second.step(with_mask(read, masks[1]), before[1])
         return output, (*first, *second)
 
     def scan(self, x: Tensor, state: State, lengths: Tensor | None = None) -> tuple[Tensor, State]:
         before = self._split_state(state)
-        told, first = self.first.scan(x, before[0], lengths)
-        output, second = self.second.scan(torch.cat((x, told.to(x.dtype)), -1), before[1], lengths)
+        first_output, first = self.first.scan(x, before[0], lengths)
+        output, second = self.second.scan(torch.cat((x, first_output.to(x.dtype)), -1), before[1], lengths)
         return output, (*first, *second)

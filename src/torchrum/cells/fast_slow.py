@@ -104,9 +104,9 @@ class FastSlowCell(CompositeCell):
         parts = len(first.state_names)
         fast, slow = state[:parts], state[parts:]
         output, fast = first.step(with_mask(x, masks[0]), fast)
-        told = self.slow.project(self._drop(output, self.slow_dropout))
-        told, slow = self.slow.step(with_mask(told, masks[1]), slow)
-        output, fast = second.step(with_mask(second.project(self._drop(told, self.dropout)), masks[2]), fast)
+        slow_output = self.slow.project(self._drop(output, self.slow_dropout))
+        slow_output, slow = self.slow.step(with_mask(slow_output, masks[1]), slow)
+        output, fast = second.step(with_mask(second.project(self._drop(slow_output, self.dropout)), masks[2]), fast)
         for cell, mask in zip(others, masks[3:], strict=True):
             output, fast = cell.step(with_mask(cell.project(output[:, :0]), mask), fast)  # nothing to read
         return self._drop(output, self.dropout), (*fast, *slow)

@@ -193,7 +193,7 @@ class RUMCell(Cell):
             if len(parts) < len(PARAMETERS) or any(type(part) not in (nn.Parameter, NoneType) for part in parts):
                 return None  # parametrised, or replaced for one call
             steps = self._steps = prepare_steps([self._weights()], x.shape[0], self.options, self.backend)
-        return steps if steps is not None and steps.take(x, h, None) else None
+        return steps if steps is not None and steps.accepts(x, h, None) else None
 
     def project(self, x: Tensor) -> Tensor:
         return project_rum(x, self._fitting(x), self.options)

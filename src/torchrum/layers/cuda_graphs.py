@@ -194,7 +194,7 @@ class Recording:
 
     def _forward(self) -> list[Tensor]:
         self._live = []
-        self.form = take_apart(self._call(self._aliases, self._leaves), self._live)
+        self.form = flatten(self._call(self._aliases, self._leaves), self._live)
         self.differentiable = [x.requires_grad for x in self._live]
         return [x.detach() for x in self._live]
 
@@ -344,7 +344,7 @@ class Recordings:
                 self._free(self.entries.popitem()[1])
 
 
-def take_apart(value: Any, tensors: list[Tensor]) -> Hashable:
+def flatten(value: Any, tensors: list[Tensor]) -> Hashable:
     """Append the tensors of nested tuples and lists to ``tensors`` and return the remaining form."""
     if value is None:
         return None
@@ -352,18 +352,18 @@ def take_apart(value: Any, tensors: list[Tensor]) -> Hashable:
         tensors.append(value)
         return len(tensors) - 1
     if type(value) in (tuple, list):
-        return type(value), tuple(take_apart(part, tensors) for part in value)
+        return type(value), tuple(flatten(part, tensors) for part in value)
     raise UnrecordableError(f"a {type(value).__name__} is passed; only tensors, tuples and lists can be recorded")
 
 
-def put_together(form: Any, tensors: Sequence[Tensor]) -> Any:
-    """Rebuild the value from its form and tensors, the inverse of ``take_apart``."""
+def unflatten(form: Any, tensors: Sequence[Tensor]) -> Any:
+    """Rebuild the value from its form and tensors, the inverse of ``flatten``."""
     if form is None:
         return None
     if isinstance(form, int):
         return tensors[form]
     kind, parts = form
-    return kind(put_together(part, tensors) for part in parts)
+    return kind(unflatten(part, tensors) for part in parts)
 
 
 def graphed(layer: nn.Module, *, strict: bool = False, max_graphs: int = 8) -> "Graphed":
@@ -481,7 +481,7 @@ class Graphed(nn.Module):
             input = input.data
         leaves: list[Tensor] = []
         try:
-            take_apart((input, hx, lengths), leaves)
+            flatten((input, hx, lengths), leaves)
         except UnrecordableError as reason:
             return str(reason)
         if not leaves or leaves[0] is not input:
@@ -507,7 +507,7 @@ class Graphed(nn.Module):
     def _replay(self, arguments: tuple[Any, Any, Any]) -> Any:
         """Return the outputs of a replay, or the reason why there is none."""
         inputs: list[Tensor] = []
-        form = take_apart(arguments, inputs)
+        form = flatten(arguments, inputs)
         weights = list(self.layer.parameters())
         needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in [*inputs, *weights])
         modules = tuple(module.training for module in self.layer.modules())
@@ -516,7 +516,7 @@ class Graphed(nn.Module):
         at = tuple((_looks(x), x.data_ptr()) for x in [*weights, *self.layer.buffers()])
 
         def call(weights: dict[str, Tensor], inputs: list[Tensor]) -> Any:
-            input, hx, lengths = put_together(form, inputs)
+            input, hx, lengths = unflatten(form, inputs)
             more = {} if lengths is None else {"lengths": lengths}
             return torch.func.functional_call(self.layer, weights, (input, hx), more)
 
@@ -527,8 +527,8 @@ class Graphed(nn.Module):
         if isinstance(recording, str):
             return recording
         if needs_grad:
-            return put_together(recording.form, _Replay.apply(Lease(recording), weights, *inputs, *weights))
-        return put_together(recording.form, recording.run(inputs))
+            return unflatten(recording.form, _Replay.apply(Lease(recording), weights, *inputs, *weights))
+        return unflatten(recording.form, recording.run(inputs))
 
     def _run_packed(self, input: PackedSequence, hx: Hidden | None, lengths: Tensor | None) -> tuple[Any, Any]:
         if lengths is not None:

@@ -250,7 +250,7 @@ class _Kept:
             )
         h, R = self.state if len(self.state) == 2 else (self.state[0], None)
         steps = self.native_steps() if one or shape[time] == 1 else None
-        if steps is not None and steps.take(input, h, R):
+        if steps is not None and steps.accepts(input, h, R):
             output, new_h, new_R = steps(input, h, R)
             self.state = (new_h,) if new_R is None else (new_h, new_R)
         else:

@@ -40,51 +40,53 @@ FUSED, TORCH, REFERENCE = (Design(name, name) for name in ("fused", "torch", "re
 
 
 def choose_backend(
-    asked: str, designs: Sequence[Design], obstacle_of: Callable[[Design], str | None]
+    requested: str, designs: Sequence[Design], obstacle_of: Callable[[Design], str | None]
 ) -> tuple[Design, str]:
     """Return the fastest design that can run, among all designs or those of the requested backend, and the reason.
 
     Args:
-        asked: ``"auto"``, or the requested backend.
+        requested: ``"auto"``, or the requested backend.
         designs: the designs, fastest first. The last one can always run.
         obstacle_of: returns the reason why a design cannot run, or None; called only if the result matters.
     """
-    check_choice("backend", "backend", asked, BACKENDS)
+    check_choice("backend", "backend", requested, BACKENDS)
     skipped: list[tuple[Design, str]] = []
     for design in designs:
-        if asked not in ("auto", design.backend, design.name):
+        if requested not in ("auto", design.backend, design.name):
             continue
         obstacle = obstacle_of(design)
         if obstacle is None:
-            return design, _reason(asked, design, skipped)
+            return design, _reason(requested, design, skipped)
         skipped.append((design, obstacle))
-    why = _explain(skipped) if skipped else f"{asked} does not run this recurrence, or not with its lam"
-    raise ValueError(f"backend={asked!r} cannot run: {why}. Pass backend='auto' to fall back.")
+    why = _explain(skipped) if skipped else f"{requested} does not run this recurrence, or not with its lam"
+    raise ValueError(f"backend={requested!r} cannot run: {why}. Pass backend='auto' to fall back.")
 
 
-def choose_fused(asked: str, obstacle: Callable[[], str | None]) -> Choice:
+def choose_fused(requested: str, obstacle: Callable[[], str | None]) -> Choice:
     """Return the choice for an operator with one fused design, whose torch backend is its reference.
 
     ``obstacle`` returns the reason why the fused design cannot run, or None.
     """
     design, reason = choose_backend(
-        asked, (FUSED, TORCH, REFERENCE), lambda design: obstacle() if design is FUSED else None
+        requested, (FUSED, TORCH, REFERENCE), lambda design: obstacle() if design is FUSED else None
     )
     return Choice(design.backend, reason)
 
 
-def choose_reference(asked: str, reason: str) -> Choice:
+def choose_reference(requested: str, reason: str) -> Choice:
     """Return the choice if ``reason`` prevents every faster backend from running."""
     faster = tuple(Design(name, name) for name in ("fused", "native", "torch"))
-    design, why = choose_backend(asked, (*faster, REFERENCE), lambda design: None if design is REFERENCE else reason)
+    design, why = choose_backend(
+        requested, (*faster, REFERENCE), lambda design: None if design is REFERENCE else reason
+    )
     return Choice(design.backend, why)
 
 
-def _reason(asked: str, design: Design, skipped: Sequence[tuple[Design, str]]) -> str:
+def _reason(requested: str, design: Design, skipped: Sequence[tuple[Design, str]]) -> str:
     name = "" if design.name == design.backend else f"the {design.name} design: "
     if skipped:
-        return name + ("" if asked == "auto" else "it was asked for; ") + _explain(skipped, design)
-    return name + ("it is the fastest and no restriction applies" if asked == "auto" else "it was asked for")
+        return name + ("" if requested == "auto" else "it was asked for; ") + _explain(skipped, design)
+    return name + ("it is the fastest and no restriction applies" if requested == "auto" else "it was asked for")
 
 
 def _explain(skipped: Sequence[tuple[Design, str]], chosen: Design | None = None) -> str:
@@ -95,16 +97,18 @@ def _explain(skipped: Sequence[tuple[Design, str]], chosen: Design | None = None
     reasons = dict.fromkeys(obstacle for _, obstacle in skipped)
     if chosen is None and len(reasons) == 1:
         return skipped[0][1]
-    answers: dict[str, set[str]] = {}
+    reasons_of: dict[str, set[str]] = {}
     for design, why in skipped:
-        answers.setdefault(design.backend, set()).add(why)
-    whole = {
-        backend for backend, found in answers.items() if len(found) == 1 and (not chosen or backend != chosen.backend)
+        reasons_of.setdefault(design.backend, set()).add(why)
+    whole_backends = {
+        backend
+        for backend, found in reasons_of.items()
+        if len(found) == 1 and (not chosen or backend != chosen.backend)
     }
-    said = []
+    sentences = []
     for reason in reasons:
-        names = [d.backend if d.backend in whole else d.name for d, why in skipped if why == reason]
+        names = [d.backend if d.backend in whole_backends else d.name for d, why in skipped if why == reason]
         *others, last = dict.fromkeys(names)
         listed = f"{', '.join(others)} and {last}" if others else last
-        said.append(f"{listed} cannot run: {reason}")
-    return "; ".join(said)
+        sentences.append(f"{listed} cannot run: {reason}")
+    return "; ".join(sentences)

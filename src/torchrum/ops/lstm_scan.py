@@ -183,7 +183,7 @@ def lstm_step(
     if ln_weight_c is not None and ln_bias_c is not None:
         squashed = F.layer_norm(new_c, (H,), ln_weight_c, ln_bias_c, options.ln_eps)
     new_h = torch.tanh(squashed) * torch.sigmoid(o)
-    return zone(new_h, h, options.zoneout, keeps[0]), zone(new_c, c, options.zoneout_cell, keeps[1])
+    return apply_zoneout(new_h, h, options.zoneout, keeps[0]), apply_zoneout(new_c, c, options.zoneout_cell, keeps[1])
 
 
 def norm_gates(gates: Tensor, gain: Tensor, shift: Tensor, eps: float) -> Tensor:
@@ -192,7 +192,7 @@ def norm_gates(gates: Tensor, gain: Tensor, shift: Tensor, eps: float) -> Tensor
     return F.layer_norm(gates, shape[-1:], eps=eps) * gain.view(shape) + shift.view(shape)
 
 
-def zone(new: Tensor, old: Tensor, chance: float, keep: Tensor | None) -> Tensor:
+def apply_zoneout(new: Tensor, old: Tensor, chance: float, keep: Tensor | None) -> Tensor:
     """Apply zoneout: take ``old`` where ``keep`` is false or, without a mask, the expectation of the two."""
     if chance == 0:
         return new
@@ -229,8 +229,8 @@ def lstm_scan_reference(inputs: LstmInputs, options: LstmOptions) -> tuple[Tenso
     for t, x in enumerate(xp.unbind(0)):
         new_h, new_c = lstm_step(x, h, c, weights, zoneout_masks(seeds, t, h, options), options, mask)
         if lengths is not None:
-            going = (t < lengths).unsqueeze(-1)  # (B, 1)
-            new_h, new_c = torch.where(going, new_h, h), torch.where(going, new_c, c)
+            active = (t < lengths).unsqueeze(-1)  # (B, 1)
+            new_h, new_c = torch.where(active, new_h, h), torch.where(active, new_c, c)
         h, c = new_h, new_c
         states.append(h)
     out = torch.stack(states).to(xp.dtype) if states else xp.new_empty(0, *h0.shape)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchrum.ops.rotation import opposite_of, tiny_of
 
-__all__ = ["bisector", "going_on", "is_one_step", "reflect", "run_steps", "turning_from", "twos", "unit"]
+__all__ = ["active_steps", "bisector", "bisector_operands", "is_one_step", "reflect", "run_steps", "twos", "unit"]
 
 Step = Callable[[list[Tensor], list[Tensor], list[Tensor]], list[Tensor]]
 """A function of the state, the inputs of this step and the constants that returns the new state."""
@@ -51,7 +51,7 @@ def is_one_step(xp: Tensor) -> bool:
     return xp.dim() == 3 and isinstance(xp.shape[0], int) and xp.shape[0] == 1
 
 
-def going_on(xp: Tensor, lengths: Tensor | None) -> list[Tensor]:
+def active_steps(xp: Tensor, lengths: Tensor | None) -> list[Tensor]:
     """Return ``(T, B, 1)``, 1 where a step of ``xp`` ``(T, B, ...)`` is within its row's length, else 0.
 
     The tensor is in a list, which is empty without ``lengths``.
@@ -68,7 +68,7 @@ def unit(x: Tensor) -> Tensor:
     )
 
 
-def turning_from(eps: Tensor) -> list[Tensor]:
+def bisector_operands(eps: Tensor) -> list[Tensor]:
     """Return the vectors for ``bisector``, each of the shape of ``eps``: e, e again, and the bisector of a half turn.
 
     e is the direction of ``eps``. Where ``eps`` has no direction, the second e is so long that it determines the
@@ -84,13 +84,14 @@ def turning_from(eps: Tensor) -> list[Tensor]:
     return [e, e * (1 + LONG * short).unsqueeze(-1), across]
 
 
-def bisector(turn: list[Tensor], tau: Tensor) -> Tensor:
-    """Return the unit vector m of R = H_m H_e, the rotation from eps to ``tau``, with ``turn`` from ``turning_from``.
+def bisector(operands: list[Tensor], tau: Tensor) -> Tensor:
+    """Return the unit vector m of R = H_m H_e, the rotation from eps to ``tau``.
 
-    The rules of ``rotation.py`` for zero and opposite vectors apply, with two exceptions. Squares are not scaled, so
-    they must not overflow, and a tau that is shorter than ``tiny_of`` but not zero still rotates.
+    ``operands`` is the result of ``bisector_operands``. The rules of ``rotation.py`` for zero and opposite vectors
+    apply, with two exceptions. Squares are not scaled, so they must not overflow, and a tau that is shorter than
+    ``tiny_of`` but not zero still rotates.
     """
-    _, e, across = turn
+    _, e, across = operands
     s = e + unit(tau)
     opposite = torch.linalg.vector_norm(s, dim=-1) <= opposite_of(s.dtype)
     return unit(s + opposite.to(s.dtype).unsqueeze(-1) * across)

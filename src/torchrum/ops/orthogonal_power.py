@@ -92,8 +92,8 @@ def rotation_phases(R: Tensor) -> tuple[Tensor, Tensor]:
     # go to the nearest orthogonal matrix: a small gap between eigenvalues magnifies float32's rounding by 1/gap
     for _ in range(4):
         Q = Q @ (1.5 * eye - 0.5 * Q.mT @ Q)
-    turned = torch.polar(torch.ones_like(eye[0, 0]), torch.full_like(eye[0, 0], -SHIFT)) * Q
-    _, U = torch.linalg.eigh((turned + _adjoint(turned)) / 2)
+    shifted = torch.polar(torch.ones_like(eye[0, 0]), torch.full_like(eye[0, 0], -SHIFT)) * Q
+    _, U = torch.linalg.eigh((shifted + _adjoint(shifted)) / 2)
     phi = (U.conj_physical() * (Q.to(U.dtype) @ U)).sum(-2).angle()
     if bool((phi.abs() > math.pi - HALF_TURN).any()):
         U, phi = _orient_half_turns(U, phi)
@@ -140,7 +140,7 @@ def _assemble(U: Tensor, middle: Tensor) -> Tensor:
     return (U @ middle @ U.mH).real
 
 
-class _Once(torch.autograd.Function):
+class _OnceDifferentiable(torch.autograd.Function):
     """Identity of ``x`` whose backward, a second derivative in ``R`` or ``lam``, raises an error."""
 
     generate_vmap_rule = True
@@ -191,7 +191,7 @@ class _Power(torch.autograd.Function):
         grad_R = saturate(_assemble(U, _divided_difference(lam, phi).conj() * G), R.dtype)
         slope = 1j * phi * torch.exp(1j * lam * phi)
         grad_lam = (slope * G.diagonal(dim1=-2, dim2=-1).conj()).real.sum()
-        return _Once.apply(grad_R, R, lam), _Once.apply(grad_lam, R, lam), None, None
+        return _OnceDifferentiable.apply(grad_R, R, lam), _OnceDifferentiable.apply(grad_lam, R, lam), None, None
 
 
 class _PowerInBothModes(_Power):

@@ -88,10 +88,10 @@ def rotation_angle(a: Tensor, b: Tensor) -> Tensor:
     check_same_device("rotation_angle", a=a, b=b)
     (e, a_length), (w, b_length) = polar(a), polar(b)
     # unlike the two chords, arccos(e.w) loses half of the digits near 0 and pi and has an infinite gradient there
-    _, apart = polar(e - w, tiny=0.0)
-    _, together = polar(e + w, tiny=0.0)
-    turned = (a_length != 0) & (b_length != 0) | (a_length + b_length).isnan()
-    angle = 2 * torch.atan2(torch.where(turned, apart, 0.0), torch.where(turned, together, 1.0))
+    _, difference = polar(e - w, tiny=0.0)
+    _, total = polar(e + w, tiny=0.0)
+    rotates = (a_length != 0) & (b_length != 0) | (a_length + b_length).isnan()
+    angle = 2 * torch.atan2(torch.where(rotates, difference, 0.0), torch.where(rotates, total, 1.0))
     return angle.squeeze(-1).to(torch.promote_types(a.dtype, b.dtype))
 
 
@@ -171,11 +171,11 @@ def polar(x: Tensor, tiny: float | None = None) -> tuple[Tensor, Tensor]:
     scale = torch.where(scale == 0, 1.0, scale)
     # torch.compile rejects a Function with a forward-mode rule, so forward mode uses the plain division
     scaled = _Scale.apply(x, scale) if forward_ad._current_level < 0 else x.to(dtype) / scale
-    none = scale * dot(scaled, scaled).detach().sqrt() <= tiny  # False for NaN, which must propagate
+    is_zero = scale * dot(scaled, scaled).detach().sqrt() <= tiny  # False for NaN, which must propagate
     # replace zeros before the square root too: a NaN gradient would pass through the second where
-    safe = torch.where(none, 1.0, scaled)
+    safe = torch.where(is_zero, 1.0, scaled)
     length = dot(safe, safe).sqrt()
-    return torch.where(none, 0.0, safe / length), torch.where(none, 0.0, scale * length)
+    return torch.where(is_zero, 0.0, safe / length), torch.where(is_zero, 0.0, scale * length)
 
 
 def unit(x: Tensor) -> Tensor:
@@ -198,9 +198,9 @@ def bisector(e: Tensor, w: Tensor) -> Tensor:
     """Return the unit vector half-way between unit vectors ``e`` and ``w``; if opposite, one orthogonal to ``e``."""
     # |e + w| is computed from the sum, never as 2 (1 + e.w), which cancels. Near a half turn the sum is short and the
     # rounding error of |e| - |w| tilts it; the tilt is subtracted, without gradient since it is zero in theory.
-    apart = (e - w).detach()
-    square = dot(apart, apart)
-    tilt = torch.where(square > 2, dot((e + w).detach(), apart) / square, 0.0) * apart
+    difference = (e - w).detach()
+    square = dot(difference, difference)
+    tilt = torch.where(square > 2, dot((e + w).detach(), difference) / square, 0.0) * difference
     m, length = polar(e + w - tilt, tiny=max(opposite_of(e.dtype), opposite_of(w.dtype)))
     return torch.where(length == 0, orthogonal_to(e), m)
 

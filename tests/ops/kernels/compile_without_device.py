@@ -68,7 +68,7 @@ def stand_in() -> None:
     torch.cuda.CUDAGraph = Quiet  # type: ignore[assignment,misc]
     from torchrum.ops.kernels import matmul, triton_launch
 
-    triton_launch._Place = Quiet  # type: ignore[assignment,misc]
+    triton_launch._DeviceResources = Quiet  # type: ignore[assignment,misc]
     triton_launch.recording = lambda *_, **__: contextlib.nullcontext()  # type: ignore[assignment]
     triton_launch._prefer_shared = lambda function: None  # type: ignore[assignment]
     matmul._hopper = lambda device: True  # type: ignore[assignment]

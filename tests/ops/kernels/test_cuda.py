@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from torchrum.ops.kernels import cuda
-from torchrum.ops.kernels.cuda import FEWEST, MOST, Kernel, kept_mail, pack
+from torchrum.ops.kernels.cuda import MAX_CLEARED_WORDS, MIN_SHARED_WORDS, Kernel, pack, shared_mailboxes
 
 
 class Driver:
@@ -95,7 +95,7 @@ def test_a_launch_gets_pointers_integers_and_floats(driver):
 
 def test_a_structure_is_the_only_argument(driver):
     driver.sizes, structure = (24,), bytes(range(24))
-    Kernel(ctypes.c_void_p(5), 0).launch(2, 32, 0, [structure], together=True)
+    Kernel(ctypes.c_void_p(5), 0).launch(2, 32, 0, [structure], cooperative=True)
     assert driver.launches[0][2] == [structure]
 
 
@@ -178,32 +178,32 @@ def test_a_kernel_of_another_device_is_launched_there(driver, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def stream(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The current stream, and no mail yet."""
+    """The current stream, and no mailboxes yet."""
     current = [0]
-    monkeypatch.setattr(cuda, "_kept", {})
+    monkeypatch.setattr(cuda, "_mailboxes", {})
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: current[0], raising=False)
     return current
 
 
 def test_mail_is_empty_kept_and_grows() -> None:
     x = torch.zeros(2)
-    first = kept_mail(x, 3)
-    assert first.shape == (FEWEST,) and first.dtype is torch.int32 and (first == -1).all()
-    assert kept_mail(x.double(), FEWEST) is first
-    larger = kept_mail(x, MOST)
-    assert larger.shape == (MOST,)
-    assert kept_mail(x, 3) is larger
-    assert kept_mail(x, MOST + 1) is None
+    first = shared_mailboxes(x, 3)
+    assert first.shape == (MIN_SHARED_WORDS,) and first.dtype is torch.int32 and (first == -1).all()
+    assert shared_mailboxes(x.double(), MIN_SHARED_WORDS) is first
+    larger = shared_mailboxes(x, MAX_CLEARED_WORDS)
+    assert larger.shape == (MAX_CLEARED_WORDS,)
+    assert shared_mailboxes(x, 3) is larger
+    assert shared_mailboxes(x, MAX_CLEARED_WORDS + 1) is None
 
 
 def test_only_the_default_stream_has_mail(stream: list[int]) -> None:
     """Two streams may run at once, and a CUDA graph is recorded on one that is not the default."""
     x = torch.zeros(2)
-    before = kept_mail(x, 3)
+    before = shared_mailboxes(x, 3)
     stream[0] = 7
-    assert kept_mail(x, 3) is None
+    assert shared_mailboxes(x, 3) is None
     stream[0] = 0
-    assert kept_mail(x, 3) is before
+    assert shared_mailboxes(x, 3) is before
 
 
 @pytest.mark.gpu
@@ -213,7 +213,7 @@ def test_mail_stays_empty_under_training(dtype: torch.dtype, monkeypatch: pytest
     monkeypatch.undo()
     from torchrum import RUM
 
-    cuda._kept.clear()
+    cuda._mailboxes.clear()
     layer = RUM(8, 100, form="paper", device="cuda", dtype=dtype)
     for B in (4, 21, 4):
         x = torch.randn(5, B, 8, device="cuda", dtype=dtype)
@@ -223,7 +223,7 @@ def test_mail_stays_empty_under_training(dtype: torch.dtype, monkeypatch: pytest
             return [output.detach(), *torch.autograd.grad(output.square().sum(), list(layer.parameters()))]
 
         first, again = found(), found()
-        (kept,) = cuda._kept.values()
+        (kept,) = cuda._mailboxes.values()
         torch.cuda.synchronize()
         assert (kept == -1).all()
         with torch.cuda.stream(torch.cuda.Stream()):

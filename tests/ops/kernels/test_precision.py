@@ -120,11 +120,11 @@ def test_the_projection_has_the_digits_of_the_recurrence(hidden, options, matmul
 )
 def test_small_projections_on_a_gpu_add_the_bias_apart(x, apart, monkeypatch):
     weight = torch.empty(150, 50, device="meta", dtype=x.dtype)
-    assert not linear.adds_apart(x, weight)
+    assert not linear.adds_bias_separately(x, weight)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    assert linear.adds_apart(x, weight) is apart
+    assert linear.adds_bias_separately(x, weight) is apart
     monkeypatch.setattr(linear, "autocasts", lambda x: True)
-    assert not linear.adds_apart(x, weight)
+    assert not linear.adds_bias_separately(x, weight)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_autocast_is_that_of_the_tensors_device(on, device):
 def test_a_bias_added_apart_is_the_same_sum(monkeypatch):
     layer, x = RUM(5, 8, form="paper", dtype=torch.float64), torch.randn(2, 3, 5, dtype=torch.float64)
     together = project_rum(x, layer._weights(0), layer.options)
-    monkeypatch.setattr(linear, "adds_apart", lambda x, weight: True)
+    monkeypatch.setattr(linear, "adds_bias_separately", lambda x, weight: True)
     apart = project_rum(x, layer._weights(0), layer.options)
     torch.testing.assert_close(apart, together)
     with torch.no_grad():
@@ -209,10 +209,10 @@ def test_gradients_with_tf32_products_and_relu(hidden, options):
 )
 def test_rows_of_a_16_bit_projection_on_a_gpu_are_to_be_aligned(shape, dtype, autocast, zeros, monkeypatch):
     x, weight = torch.empty(2, 3, shape[1], device="meta", dtype=dtype), torch.empty(shape, device="meta", dtype=dtype)
-    assert linear.missing_zeros(x, weight) is None  # no GPU
+    assert linear.alignment_padding(x, weight) is None  # no GPU
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     monkeypatch.setattr(linear, "autocast_dtype", lambda device_type: autocast)
-    assert linear.missing_zeros(x, weight) == zeros
+    assert linear.alignment_padding(x, weight) == zeros
 
 
 @pytest.mark.parametrize("zeros", [(3, 6), (0, 2), (1, 0)])
@@ -221,8 +221,8 @@ def test_a_padded_projection_is_the_projection(zeros, monkeypatch):
     wanted = torch.nn.functional.linear(*given)
     seen = torch.randn_like(wanted)
     wanted_grads = torch.autograd.grad(wanted, given, seen)
-    monkeypatch.setattr(linear, "WORTH_PADDING", 1)
-    monkeypatch.setattr(linear, "missing_zeros", lambda x, weight: zeros)
+    monkeypatch.setattr(linear, "MIN_NUMBERS_TO_PAD", 1)
+    monkeypatch.setattr(linear, "alignment_padding", lambda x, weight: zeros)
     found = linear.linear(*given)
     assert found.is_contiguous()
     torch.testing.assert_close(found, wanted, **TOL[torch.float64])
@@ -241,7 +241,7 @@ def test_a_stack_of_odd_width_has_the_gradients_of_float32(autocast):
     exact = RUM(154, 154, num_layers=2, **options, device="cuda")
     half = RUM(154, 154, num_layers=2, **options, device="cuda", dtype=None if autocast else torch.bfloat16)
     half.load_state_dict(exact.state_dict())
-    x, seen = torch.randn(2, 60, 128, 154, device="cuda")  # above WORTH_PADDING
+    x, seen = torch.randn(2, 60, 128, 154, device="cuda")  # above MIN_NUMBERS_TO_PAD
     results = []
     for layer in (exact, half):
         with torch.autocast("cuda", torch.bfloat16, enabled=autocast and layer is half):

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from torchrum.ops.kernels.linear import sum_in_turn, sum_rows
+from torchrum.ops.kernels.linear import sum_by_axis, sum_rows
 
 
 @pytest.mark.parametrize("T, B", [(3, 40), (40, 3), (1, 1)])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_a_sum_in_turn_is_the_sum(T, B, dtype):
     x = torch.randn(T, B, 6, dtype=torch.float64).to(dtype)
-    found, wanted = sum_in_turn(x), x.double().sum((0, 1))
+    found, wanted = sum_by_axis(x), x.double().sum((0, 1))
     assert found.dtype is dtype
     # rounded once, in the end
     torch.testing.assert_close(found.double(), wanted, rtol=torch.finfo(dtype).eps, atol=1e-5)

@@ -77,7 +77,7 @@ class FakeSteps:
         self.warmed += 1
         self.visited.append(-99)  # begin must undo this
 
-    def forget(self) -> None:
+    def release_tensors(self) -> None:
         pass
 
 
@@ -88,14 +88,16 @@ def _fake_cuda(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "current_stream", Quiet)
     monkeypatch.setattr(graphs, "can_graph", lambda x, T: x is not OFF_THE_GPU)
-    monkeypatch.setattr(graphs, "_Place", lambda: type("Place", (), {"stream": None, "pool": None, "done": Quiet()})())
-    monkeypatch.setattr(graphs, "compile_together", lambda rehearse: None)
-    monkeypatch.setattr(graphs, "_places", {})
+    monkeypatch.setattr(
+        graphs, "_DeviceResources", lambda: type("Place", (), {"stream": None, "pool": None, "done": Quiet()})()
+    )
+    monkeypatch.setattr(graphs, "compile_in_parallel", lambda dry_run: None)
+    monkeypatch.setattr(graphs, "_device_resources", {})
     monkeypatch.setattr(graphs, "_scans", type(graphs._scans)())
 
 
-def one_pass(key: str, stride: int, begin, finish, following=None) -> graphs.Pass:
-    return graphs.Pass(lambda: key, lambda graphed: FakeSteps(stride), begin, finish, following)
+def one_pass(key: str, stride: int, begin, finish, next_pass=None) -> graphs.Pass:
+    return graphs.Pass(lambda: key, lambda graphed: FakeSteps(stride), begin, finish, next_pass)
 
 
 def run(key: str, stride: int, T: int) -> FakeSteps:
@@ -113,17 +115,17 @@ def test_every_step_is_replayed_once_and_in_order(T):
 
 @pytest.mark.parametrize("stride", [1, -1])
 def test_off_the_gpu_steps_are_taken_one_by_one(stride):
-    taken, told = [], []
+    taken, events = [], []
 
     def build(graphed: bool) -> FakeSteps:
-        told.append(graphed)
+        events.append(graphed)
         steps = FakeSteps(stride)
         steps.launch = taken.append
         return steps
 
-    scan_pass = graphs.Pass(lambda: "key", build, lambda steps: told.append("begin"), lambda steps: list(taken))
+    scan_pass = graphs.Pass(lambda: "key", build, lambda steps: events.append("begin"), lambda steps: list(taken))
     assert graphs.run_pass(scan_pass, OFF_THE_GPU, 7) == list(range(7))[::stride]
-    assert told == [False, "begin"]
+    assert events == [False, "begin"]
     assert not graphs._scans
 
 
@@ -136,56 +138,56 @@ def test_another_length_reuses_the_graphs():
 
 
 def test_the_least_recently_used_scan_is_freed():
-    for number in range(graphs.KEPT_SCANS):
+    for number in range(graphs.MAX_CACHED_SCANS):
         run(f"scan {number}", 1, 4)
     run("scan 0", 1, 4)
     run("one more", 1, 4)
     assert "scan 0" in graphs._scans
     assert "scan 1" not in graphs._scans
-    assert len(graphs._scans) == graphs.KEPT_SCANS
+    assert len(graphs._scans) == graphs.MAX_CACHED_SCANS
     graphs.clear_graphs()
     assert not graphs._scans
 
 
-def test_a_first_call_rehearses_itself_and_the_scan_to_come_without_a_trace(monkeypatch):
-    told: list[str] = []
+def test_a_first_call_compiles_itself_and_the_next_scan_without_a_trace(monkeypatch):
+    events: list[str] = []
 
-    def compile_together(rehearse: Callable[[], object]) -> None:
-        told.append("rehearsal")
+    def compile_in_parallel(dry_run: Callable[[], object]) -> None:
+        events.append("dry run")
         with monkeypatch.context() as patch:
-            patch.setattr(graphs, "rehearsing", lambda: True)
-            rehearse()
+            patch.setattr(graphs, "is_dry_run", lambda: True)
+            dry_run()
 
     def begin(steps: FakeSteps) -> None:
         steps.visited, steps.table.step = [], 0
-        told.append("begin")
+        events.append("begin")
 
     def finish(steps: FakeSteps) -> list[int]:
-        told.append("finish")
+        events.append("finish")
         return steps.visited
 
-    def following() -> None:
-        told.append("following")
+    def next_pass() -> None:
+        events.append("next_pass")
         graphs.run_pass(one_pass("next", -1, begin, finish), ON_THE_GPU, 4)
 
-    monkeypatch.setattr(graphs, "compile_together", compile_together)
-    first = one_pass("first", 1, begin, finish, following)
+    monkeypatch.setattr(graphs, "compile_in_parallel", compile_in_parallel)
+    first = one_pass("first", 1, begin, finish, next_pass)
     assert graphs.run_pass(first, ON_THE_GPU, 5) == [0, 1, 2, 3, 4]
-    rehearsed, real = ["begin", "finish", "following", "begin", "finish"], ["begin", "begin", "finish"]
-    assert told == ["rehearsal", *rehearsed, *real]
+    compiled, real = ["begin", "finish", "next_pass", "begin", "finish"], ["begin", "begin", "finish"]
+    assert events == ["dry run", *compiled, *real]
     assert not graphs._scans["next"].graphs
     assert graphs.run_pass(first, ON_THE_GPU, 5) == [0, 1, 2, 3, 4]
-    assert told[9:] == ["begin", "finish"]
+    assert events[9:] == ["begin", "finish"]
 
 
 def test_after_an_error_a_scan_on_another_stream_still_waits():
-    told: list[str] = []
+    events: list[str] = []
 
     def finish(steps: FakeSteps) -> None:
-        steps.forget = lambda: told.append("forgotten")
-        graphs._places[torch.device("cuda", 0)].done.record = lambda: told.append("recorded")
+        steps.release_tensors = lambda: events.append("forgotten")
+        graphs._device_resources[torch.device("cuda", 0)].done.record = lambda: events.append("recorded")
         raise RuntimeError("out of memory")
 
     with pytest.raises(RuntimeError, match="out of memory"):
         graphs.run_pass(one_pass("a", 1, lambda steps: None, finish), ON_THE_GPU, 4)
-    assert told == ["forgotten", "recorded"]
+    assert events == ["forgotten", "recorded"]

@@ -38,11 +38,11 @@ def compiled(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
 
 
-def test_a_rehearsal_compiles_and_a_launch_launches(compiled):
+def test_a_dry_run_compiles_and_a_launch_launches(compiled):
     kernel = Kernel()
-    triton_launch.compile_together(lambda: triton_launch.launch(kernel, (2,), 7))
+    triton_launch.compile_in_parallel(lambda: triton_launch.launch(kernel, (2,), 7))
     assert kernel.calls == [("compile", (2,), (7,))]
-    assert not triton_launch.rehearsing()
+    assert not triton_launch.is_dry_run()
     triton_launch.launch(kernel, (2,), 7)
     assert kernel.calls[1:] == [("launch", (2,), (7,))]
 
@@ -55,15 +55,15 @@ def test_a_launch_is_prepared_without_a_trace_and_returns_the_kernel(compiled):
     assert kernel.calls == [("launch", (2,), (7,))] * 2
 
 
-def test_a_failed_rehearsal_leaves_the_kernels_to_their_launches(compiled):
+def test_a_failed_dry_run_leaves_the_kernels_to_their_launches(compiled):
     kernel = Kernel()
 
     def fail() -> None:
         triton_launch.launch(kernel, (1,))
-        raise RuntimeError("no memory for a rehearsal")
+        raise RuntimeError("no memory for a dry run")
 
-    triton_launch.compile_together(fail)
-    assert not triton_launch.rehearsing()
+    triton_launch.compile_in_parallel(fail)
+    assert not triton_launch.is_dry_run()
     assert triton_launch.prepare(kernel, (1,))() == "launched"
 
 

@@ -102,7 +102,7 @@ static void spin_once(int& spins) {
     if (++spins > 20000) fprintf(stderr, "block %d thread %d waits for a word that never comes\n", BLOCK, THREAD), abort();
     emulator::yield();
 }
-static bool whole_warp(bool done) { return done; }  // each thread polls for itself here
+static bool all_lanes(bool done) { return done; }  // each thread polls for itself here
 static bool any_lane(bool x) {
     emulator::slot(THREAD % 32)[0] = x;
     emulator::warp_sync();
@@ -132,7 +132,7 @@ static void publish_words(unsigned* p, unsigned x, unsigned y) { publish_word(p,
 static void clear_quad(unsigned* p) { p[0] = p[1] = p[2] = p[3] = 0xFFFFFFFFu; }
 static void fence() {}
 static unsigned count_up(unsigned* p) { return (*p)++; }
-static void call_back(const void* p) {}
+static void prefetch_line(const void* p) {}
 struct Quad;
 template <class Q = Quad>
 static Q peek(const unsigned* p) { return Q{p[0], p[1], p[2], p[3]}; }
@@ -157,7 +157,7 @@ static unsigned to_tf32(unsigned x) {  // to nearest, ties away from zero
     if (as_float(x) != as_float(x)) return 0x7FFFFFFF;
     return (x & 0x7F800000u) == 0x7F800000u ? x : (x + 0x1000u) & ~0x1FFFu;
 }
-static unsigned taken_now(unsigned x) { return x; }
+static unsigned not_hoisted(unsigned x) { return x; }
 // The device cuts its operands to TF32's digits, aligns the products and the accumulator to the
 // largest of them, and drops what lies below its last bit.
 static void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {

@@ -440,7 +440,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         (lam1._source(kind), f"lam1_{kind}", layout.macros, architecture, ()): None  # in order, unlike a set
         for case in SIZE_CASES + OPTION_CASES
         for kind in ("forward", "gates", "backward", "replay")
-        for layout in [lam1._cut(kind, case.N, case.dtype, case.rum_options(), lam1.rows_per_thread(case.N), 8)]
+        for layout in [lam1._make_layout(kind, case.N, case.dtype, case.rum_options(), lam1.rows_per_thread(case.N), 8)]
     }
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(16) as pool:
         patch.setattr(cuda, "compile_source", folder.cubin)

@@ -284,9 +284,9 @@ def test_an_exported_program_runs_where_native_cannot(monkeypatch):
     """The choice is written into a program; on another machine or device the torch backend stands in for it."""
 
     def runs(backend: str, device: str = "cpu", lam: float = 0.0) -> str:
-        designs.forget_decisions()
+        designs.clear_design_cache()
         inputs = ScanInputs.shaped_like(torch.randn(3, 2, 12, device=device), RumOptions(lam=lam))
-        return designs.choose_design(inputs, RumOptions(lam=lam), backend, insist=False)[0].name
+        return designs.choose_design(inputs, RumOptions(lam=lam), backend, strict=False)[0].name
 
     monkeypatch.setattr(native, "build_obstacle", lambda double: "no C compiler was found")
     assert runs("native") == runs("native", "meta") == runs("fused") == runs("stepwise") == "torch"

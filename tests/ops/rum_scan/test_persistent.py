@@ -47,8 +47,8 @@ SHARED_MEMORY = 227 * 1024  # of a block
 class Emulator:
     """Stands in for the GPU: compiles the kernel's source as C++ and runs every thread as a coroutine."""
 
-    def __init__(self, folder: Path, blocks: int, mail: Tensor | None = None) -> None:
-        self.folder, self.count, self.kept = folder, blocks, mail
+    def __init__(self, folder: Path, blocks: int, mailboxes: Tensor | None = None) -> None:
+        self.folder, self.count, self.kept = folder, blocks, mailboxes
 
     def blocks(self, device: torch.device) -> int:
         return self.count
@@ -64,7 +64,7 @@ class Emulator:
         source = f'#include "{EMULATOR}"\n{persistent.kernel_source(name, plan)}\n{entry}\n'
         return EmulatedKernel(compile_cpp(stem.with_suffix(".so"), source, plan.macros(name)))
 
-    def mail(self, xp: Tensor, words: int) -> Tensor | None:
+    def mailboxes(self, xp: Tensor, words: int) -> Tensor | None:
         return self.kept
 
 
@@ -75,9 +75,16 @@ class EmulatedKernel:
         self._run = ctypes.CDLL(str(library)).run
 
     def launch(
-        self, blocks: int, threads: int, shared_bytes: int, args: list[bytes], *, together: bool, fills: Sequence[Fill]
+        self,
+        blocks: int,
+        threads: int,
+        shared_bytes: int,
+        args: list[bytes],
+        *,
+        cooperative: bool,
+        fills: Sequence[Fill],
     ) -> None:
-        assert together and threads == persistent.THREADS
+        assert cooperative and threads == persistent.THREADS
         for address, word, count in fills:
             ctypes.memmove(address, struct.pack("I", word) * count, 4 * count)
         (structure,) = args
@@ -97,7 +104,7 @@ Emulate = Callable[..., None]
 
 @pytest.fixture
 def emulate(builds: Path, monkeypatch: pytest.MonkeyPatch) -> Emulate:
-    """Runs the kernels in the emulator, on so many blocks and with the mail that is given."""
+    """Runs the kernels in the emulator, on so many blocks and with the mailboxes that are given."""
     return lambda *words: monkeypatch.setattr(persistent, "machine", Emulator(builds, *words))
 
 
@@ -270,12 +277,12 @@ def test_emulated_kernels_leave_mail_as_they_found_it(case: str, precision: str,
     blocks = 4 if case == "plain" else 2
     emulate(blocks)
     wanted = fused(given, None, seed, options)
-    mail = torch.full((2**18,), -1, dtype=torch.int32)
-    emulate(blocks, mail)
+    mailboxes = torch.full((2**18,), -1, dtype=torch.int32)
+    emulate(blocks, mailboxes)
     for _ in range(2):
         found = fused(given, None, seed, options)
         assert all(torch.equal(found[name], wanted[name]) for name in wanted)
-        assert (mail == -1).all()
+        assert (mailboxes == -1).all()
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float32", "tf32"])
@@ -361,7 +368,7 @@ def test_a_plain_call_of_a_layer(
 ) -> None:
     """Projection, kernels and the gradients of all weights in one node; without gradients the same states."""
     emulate(4)
-    monkeypatch.setattr(plain, "adds_apart", lambda *_: by_kernels != "nothing")
+    monkeypatch.setattr(plain, "adds_bias_separately", lambda *_: by_kernels != "nothing")
     monkeypatch.setattr(plain, "kernel_projects", lambda *_: by_kernels == "projection")
     layer, x, hx = (
         RUM(7, 40, form="paper", eta=None),
@@ -425,10 +432,10 @@ BIASED = [
 def test_the_backward_sums_the_gradient_of_the_bias(
     case: str, blocks: int, groups: int, dtype: torch.dtype, emulate: Emulate
 ) -> None:
-    """Over rows, steps, tiles and groups of blocks, and leaves the mail of all of them empty."""
+    """Over rows, steps, tiles and groups of blocks, and leaves the mailboxes of all of them empty."""
     (T, B, N, options, _), seed = CASES[case], torch.tensor(1)
-    mail = torch.full((2**18,), -1, dtype=torch.int32)
-    emulate(blocks, mail)
+    mailboxes = torch.full((2**18,), -1, dtype=torch.int32)
+    emulate(blocks, mailboxes)
     given = draw(T, B, N, options, dtype)
     inputs = scan(given, torch.tensor([T, 1, *[T - 1] * (B - 2)]) if case == "odd" else None, seed)
     plan = persistent.find_plan(inputs, options)
@@ -440,7 +447,7 @@ def test_the_backward_sums_the_gradient_of_the_bias(
     assert found.bias.dtype is dtype
     assert relative_error(found.bias, found.xp.double().sum((0, 1))) <= PRECISIONS[str(dtype)[6:]][2]
     assert torch.equal(found.bias, again.bias)
-    assert (mail == -1).all()
+    assert (mailboxes == -1).all()
     assert persistent.backward(given["grad_out"], None, inputs, results, options, False).bias is None
 
 
@@ -460,7 +467,7 @@ def test_a_batched_backward_knows_the_bias_that_the_kernels_added(
     monkeypatch: pytest.MonkeyPatch, emulate: Emulate
 ) -> None:
     emulate(4)
-    monkeypatch.setattr(plain, "adds_apart", lambda *_: True)
+    monkeypatch.setattr(plain, "adds_bias_separately", lambda *_: True)
     layer, x, grads = RUM(7, 40, form="paper", eta=None), torch.randn(5, 3, 7), torch.randn(2, 5, 3, 40)
     weights = list(layer.parameters())
     with plain_calls_by(persistent):

@@ -377,16 +377,16 @@ def gpu_without_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Counte
         monkeypatch.setattr(design, "obstacle", lambda _, options, lam=lam: None if options.lam == lam else "other lam")
         monkeypatch.setattr(design, "load_kernel", lambda *_: Counter())
     monkeypatch.setattr(native, "projects", lambda *_: False)
-    monkeypatch.setattr(plain, "adds_apart", lambda *_: True)
+    monkeypatch.setattr(plain, "adds_bias_separately", lambda *_: True)
     monkeypatch.setattr(plain, "kernel_projects", lambda *_: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
-    monkeypatch.setattr(cuda, "_kept", {})
+    monkeypatch.setattr(cuda, "_mailboxes", {})
     monkeypatch.setattr(persistent, "resident_blocks", lambda _: 132)
     monkeypatch.setattr(persistent, "_kernel", lambda *_: Counter())
-    designs.forget_decisions()
+    designs.clear_design_cache()
     yield Counter
-    designs.forget_decisions()
+    designs.clear_design_cache()
 
 
 NO_LAUNCH = {f"aten::{name}" for name in ("new_empty", "empty_like", "as_strided", "reshape", "view", "t", "detach")}
@@ -427,8 +427,8 @@ def test_a_call_on_a_gpu_makes_few_calls_of_torch(gpu_without_kernels, lam, trai
 @pytest.mark.parametrize("lam, most", [(0, 12.5), (1, 9.5)])
 def test_a_training_call_takes_little_memory(gpu_without_kernels, lam, most):
     """In units of the input: the projected input and its gradient, 3 each, the states, the user's copy of them and the
-    input's gradient; with lam 0 the gates, 2, and mail, 2, until the backward kernel is queued. Of less mail up to 1 MB
-    is kept for good."""
+    input's gradient; with lam 0 the gates, 2, and mailboxes, 2, until the backward kernel is queued. Mailboxes of up to
+    1 MB are kept for good."""
     T, B, H = 600, 8, 64
     rum, x, grad = RUM(H, H, form="paper", lam=lam), torch.randn(T, B, H, requires_grad=True), torch.randn(T, B, H)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:

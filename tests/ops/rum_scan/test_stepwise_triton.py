@@ -290,22 +290,22 @@ def test_tf32_goes_forward_as_bf16x3_matmuls(monkeypatch, kind, B, H, options):
     steps = ForwardSteps(case, options, graphed=False)
     assert steps.pieces == 3
     assert steps.matmul.out.dtype == torch.float32
-    assert steps.matmul.split_k == (kind == "split" or (kind == "first" and matmul.has_weight_first(steps.low)))
+    assert steps.matmul.split_k == (kind == "split" or (kind == "first" and matmul.has_weight_first(steps.operand)))
     clear_graphs()  # of other matmuls than usual
 
 
-@pytest.mark.parametrize("summed, error", [(None, 4e-3), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("out_dtype, error", [(None, 4e-3), (torch.float32, 1e-5)])
 @pytest.mark.parametrize(
     "B, K, N, block", thinned([(2, 64, 128, 0), (5, 704, 384, 0), (20, 448, 64, 64), (1, 128, 2880, 32)], 2)
 )
-def test_split_k_adds_up(monkeypatch, B, K, N, block, summed, error):
+def test_split_k_adds_up(monkeypatch, B, K, N, block, out_dtype, error):
     take(monkeypatch, "split", block)
     monkeypatch.setattr(matmul, "multiprocessors", lambda x: 24)  # few tiles: the interpreter is slow
     left, right = (torch.randn(size, device=DEVICE).to(torch.bfloat16) for size in ((B, K), (N, K)))
-    multiply = matmul.StepMatmul(left, right.t(), pdl=False, direction="forward", summed=summed)
+    multiply = matmul.StepMatmul(left, right.t(), pdl=False, direction="forward", out_dtype=out_dtype)
     multiply.prepare()()
     wanted = left.double() @ right.double().t()
-    assert multiply.out.dtype == (summed or torch.bfloat16)
+    assert multiply.out.dtype == (out_dtype or torch.bfloat16)
     assert (multiply.out.double().sum(0) - wanted).norm() <= error * wanted.norm()
 
 

@@ -10,8 +10,8 @@ from grids import thinned
 from tolerances import DEEP, TOL
 from torchrum.ops.kernels.masks import keep_mask
 from torchrum.ops.rum_scan import RumOptions, ScanInputs, native, rum_scan, rum_scan_choice
-from torchrum.ops.rum_scan.designs import forget_decisions
-from torchrum.ops.rum_scan.torch_turns import WINDOW
+from torchrum.ops.rum_scan.designs import clear_design_cache
+from torchrum.ops.rum_scan.torch_rotation import WINDOW
 
 NAMES = ("xp", "h0", "R0", "weight_hh", "ln_weight", "ln_bias")
 CALM = 0.1
@@ -256,7 +256,7 @@ def test_choice_says_why(monkeypatch):
     assert rum_scan_choice(xp.half(), RumOptions(lam=1.0)).backend == "native"
     assert rum_scan_choice(xp.to("meta"), RumOptions()).backend == "torch"
     monkeypatch.setattr(native, "build_obstacle", lambda double: "no C compiler was found")
-    forget_decisions()
+    clear_design_cache()
     why = "fused cannot run: the input is on cpu; native cannot run: no C compiler was found"
     assert rum_scan_choice(xp, RumOptions()) == ("torch", why)
     with pytest.raises(ValueError, match=r"backend='native' cannot run: no C compiler was found\. Pass backend='auto'"):

@@ -15,7 +15,7 @@ from torch import Tensor
 from torchrum.ops.fast_slow_scan.gated_stage import GatedBackward, GatedForward
 from torchrum.ops.fast_slow_scan.reference import FastSlowInputs, FastSlowOptions, State, fast_slow_scan_reference
 from torchrum.ops.gated_scan import GatedOptions
-from torchrum.ops.kernels.cell_rows import dependent_start, gather_grad, hand_on, load_gate, zone
+from torchrum.ops.kernels.cell_rows import apply_zoneout, dependent_start, load_gate, load_state_grad, store_state
 from torchrum.ops.kernels.chain import (
     BackwardStage,
     ForwardStage,
@@ -29,14 +29,14 @@ from torchrum.ops.kernels.chain import (
 from torchrum.ops.kernels.gated_step import head_flags
 from torchrum.ops.kernels.linear import CellWeights
 from torchrum.ops.kernels.rows import own_row, prefetch
-from torchrum.ops.kernels.rum_step import kept_new, load_norms, rum_cell, with_norm
+from torchrum.ops.kernels.rum_step import load_norms, new_value_mask, rum_cell, with_norm
 from torchrum.ops.kernels.rum_step_backward import (
     STATS,
     norm_grads,
-    redo_step,
+    precompute_sums,
+    recompute_step,
+    step_backward,
     store_stats,
-    sums_ahead,
-    undo_step,
 )
 from torchrum.ops.kernels.triton_launch import Launch, prepare, tensor_at
 from torchrum.ops.lstm_scan import LstmOptions
@@ -46,7 +46,7 @@ from torchrum.ops.rum_scan import RumOptions
 @triton.jit(do_not_specialize=["t", "B"])
 def slow_rum_forward_kernel(
     table, slots, raw, stats, plain, dropped, states,
-    parts, bias, state, low_plain, low_dropped, plain_mask, ln_weight, ln_bias, seeds, t, B,
+    parts, bias, state, plain_operand, dropped_operand, plain_mask, ln_weight, ln_bias, seeds, t, B,
     PARTS: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, BLOCK: tl.constexpr, GATE: tl.constexpr,
     LN: tl.constexpr, LN_EPS: tl.constexpr, ACTIVATION: tl.constexpr, ETA: tl.constexpr,
     ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr, DROP: tl.constexpr, DROP_BELOW: tl.constexpr,
@@ -56,7 +56,7 @@ def slow_rum_forward_kernel(
 
     Save tau, u and eps before layer norm in ``raw`` and, if ``plain`` is masked, h before the step in ``states``.
     """
-    dtype = low_plain.dtype.element_ty
+    dtype = plain_operand.dtype.element_ty
     dependent_start(PDL)
     if table is not None:
         t = tl.load(table) + t
@@ -82,18 +82,18 @@ def slow_rum_forward_kernel(
     cell = rum_cell(tau_raw, u_raw, eps, h, norms, j, mask, H, GATE, LN, LN_EPS, ACTIVATION)
     store_stats(stats + row * STATS, cell, GATE, LN, ETA)
     new = with_norm(cell[0], ETA)
-    new = zone(new, h, seeds, STREAM, t, index, ZONEOUT, KEEP_BELOW)
+    new = apply_zoneout(new, h, seeds, STREAM, t, index, ZONEOUT, KEEP_BELOW)
     tl.store(state + index, new, mask=mask)
-    hand_on(
-        new, low_plain, low_dropped, plain, dropped, plain_mask, seeds, t, b, row, index, j, mask,
+    store_state(
+        new, plain_operand, dropped_operand, plain, dropped, plain_mask, seeds, t, b, row, index, j, mask,
         PLAIN_WIDTH, DROPPED_WIDTH, DROP, DROP_BELOW, STREAM + 2,
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["t", "B"])
 def slow_rum_backward_kernel(
-    table, slots, raw, stats, before, draw, dseen,
-    parts_plain, parts_dropped, plain_mask, dstate, low, ln_weight, ln_bias, seeds, t, B,
+    table, slots, raw, stats, before, draw, saved_dnew,
+    parts_plain, parts_dropped, plain_mask, dstate, operand, ln_weight, ln_bias, seeds, t, B,
     PLAIN_PARTS: tl.constexpr, DROPPED_PARTS: tl.constexpr,
     H: tl.constexpr, HP: tl.constexpr, BLOCK: tl.constexpr, GATE: tl.constexpr,
     LN: tl.constexpr, ACTIVATION: tl.constexpr, ETA: tl.constexpr,
@@ -102,7 +102,7 @@ def slow_rum_backward_kernel(
     STREAM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Run one backward step for row b; ``before`` holds the states before each step, in rows BEFORE_WIDTH apart."""
-    dtype = low.dtype.element_ty
+    dtype = operand.dtype.element_ty
     dependent_start(PDL)
     if table is not None:
         t = tl.load(table) - t
@@ -111,22 +111,22 @@ def slow_rum_backward_kernel(
         before = tensor_at(slots, 3, dtype)
         draw = tensor_at(slots, 4, dtype)
         if LN != "none":
-            dseen = tensor_at(slots, 5, dtype)
+            saved_dnew = tensor_at(slots, 5, dtype)
     b, row, j, mask = own_row(t, B, H, BLOCK)
     index = b * H + j
     BLOCKS: tl.constexpr = 3 if GATE else 2
     raw += row * (BLOCKS * H)
     draw += row * (BLOCKS * H)
-    low += b * (BLOCKS * HP)
+    operand += b * (BLOCKS * HP)
     if LN != "none":
-        dseen += row * H
+        saved_dnew += row * H
     tau_raw = tl.load(raw + j, mask=mask, other=0.0).to(tl.float32)
     u_raw = tau_raw
     if GATE:
         u_raw = tl.load(raw + H + j, mask=mask, other=0.0).to(tl.float32)
     eps = tl.load(raw + (BLOCKS - 1) * H + j, mask=mask, other=0.0).to(tl.float32)
     h = tl.load(before + row * BEFORE_WIDTH + j, mask=mask, other=0.0).to(tl.float32)
-    dh = gather_grad(
+    dh = load_state_grad(
         dstate, parts_plain, parts_dropped, None, plain_mask, seeds, t, b, B, row, index, j, mask, H,
         PLAIN_PARTS, DROPPED_PARTS, PLAIN_WIDTH, DROPPED_WIDTH, DROP, DROP_BELOW, STREAM + 2,
     )  # fmt: skip
@@ -141,15 +141,17 @@ def slow_rum_backward_kernel(
         seed = seeds + STREAM
     stats += row * STATS
     norms = load_norms(ln_weight, ln_bias, j, mask, H, GATE, LN)
-    keep = kept_new(None, seed, t, b, j, H, ZONEOUT, KEEP_BELOW)
-    again = redo_step(tau_raw, u_raw, eps, h, stats, norms, j, mask, GATE, LN, ACTIVATION, ETA)
-    ahead = sums_ahead(again, GATE, LN, ETA)
-    dtau, dgate, deps, dprev = undo_step(dh, again, ahead, keep, h, stats, dseen, j, mask, H, GATE, LN, ETA, ZONEOUT)
-    tl.store(low + j, dtau.to(dtype), mask=mask)
+    keep = new_value_mask(None, seed, t, b, j, H, ZONEOUT, KEEP_BELOW)
+    recomputed = recompute_step(tau_raw, u_raw, eps, h, stats, norms, j, mask, GATE, LN, ACTIVATION, ETA)
+    precomputed = precompute_sums(recomputed, GATE, LN, ETA)
+    dtau, dgate, deps, dprev = step_backward(
+        dh, recomputed, precomputed, keep, h, stats, saved_dnew, j, mask, H, GATE, LN, ETA, ZONEOUT
+    )
+    tl.store(operand + j, dtau.to(dtype), mask=mask)
     if GATE:
-        tl.store(low + HP + j, dgate.to(dtype), mask=mask)
+        tl.store(operand + HP + j, dgate.to(dtype), mask=mask)
         tl.store(draw + H + j, dgate.to(dtype), mask=mask)
-    tl.store(low + (BLOCKS - 1) * HP + j, deps.to(dtype), mask=mask)
+    tl.store(operand + (BLOCKS - 1) * HP + j, deps.to(dtype), mask=mask)
     tl.store(dstate + index, dprev, mask=mask)
     tl.store(draw + j, dtau.to(dtype), mask=mask)
     tl.store(draw + (BLOCKS - 1) * H + j, deps.to(dtype), mask=mask)
@@ -159,7 +161,7 @@ class RumForward(ForwardStage):
     """A RUM's forward step; its running h is float32."""
 
     @staticmethod
-    def kept(xp: Tensor, plan: Plan, inputs: Tensor) -> Saved:
+    def allocate_saved(xp: Tensor, plan: Plan, inputs: Tensor) -> Saved:
         T, B = xp.shape[:2]
         stats = xp.new_empty((T, B, STATS.value), dtype=torch.float32)
         states = xp.new_empty((T, B, plan.hidden)) if plan.masked else None
@@ -173,8 +175,8 @@ class RumForward(ForwardStage):
         return prepare(
             slow_rum_forward_kernel, (self.B,),
             table, slots, *self.tensors(table),
-            self.matmul.out, self.bias, *self.state, self.low_plain, self.low_dropped, self.plain_mask, self.ln_weight,
-            self.ln_bias, self.seeds, t, self.B, PARTS=self.matmul.parts, **self.flags,
+            self.matmul.out, self.bias, *self.state, self.plain_operand, self.dropped_operand, self.plain_mask,
+            self.ln_weight, self.ln_bias, self.seeds, t, self.B, PARTS=self.matmul.parts, **self.flags,
         )  # fmt: skip
 
 
@@ -183,8 +185,8 @@ class RumBackward(BackwardStage):
 
     @staticmethod
     def over_time(saved: Saved, before: Tensor, grad_out: Tensor | None, dgates: Tensor, plan: Plan) -> Given:
-        dseen = dgates.new_empty((*dgates.shape[:2], plan.hidden)) if plan.norms else None
-        return saved.gates, saved.stats, before, dgates, dseen
+        saved_dnew = dgates.new_empty((*dgates.shape[:2], plan.hidden)) if plan.norms else None
+        return saved.gates, saved.stats, before, dgates, saved_dnew
 
     def row(self, table: Tensor | None, slots: Tensor | None, t: int, T: int) -> Launch:
         unused = ("LN_EPS", "FROM_OUT")  # the moments are saved, and the caller reads no slow state
@@ -193,16 +195,16 @@ class RumBackward(BackwardStage):
         return prepare(
             slow_rum_backward_kernel, (self.B,),
             table, slots, *self.tensors(table), self.parts_plain, self.parts_dropped, self.plain_mask, *self.state,
-            self.low, self.ln_weight, self.ln_bias, self.seeds, t, self.B, **flags,
+            self.operand, self.ln_weight, self.ln_bias, self.seeds, t, self.B, **flags,
         )  # fmt: skip
 
     def norm_grads(self) -> Tensor | None:
         if self.ln_weight is None or self.ln_bias is None:
             return None
-        raw, stats, before, _, dseen = self.given
-        assert raw is not None and stats is not None and before is not None and dseen is not None
+        raw, stats, before, _, saved_dnew = self.given
+        assert raw is not None and stats is not None and before is not None and saved_dnew is not None
         eps = raw[..., (self.plan.blocks - 1) * self.plan.hidden :]
-        return norm_grads(raw, eps, before, None, stats, dseen, self.ln_weight, self.ln_bias, self.flags)
+        return norm_grads(raw, eps, before, None, stats, saved_dnew, self.ln_weight, self.ln_bias, self.flags)
 
 
 STAGES: dict[type, tuple[type[ForwardStage], type[BackwardStage]]] = {

@@ -22,26 +22,28 @@ DESIGNS = (
 )
 
 
-def choose_design(inputs: GatedInputs, options: GatedOptions, asked: str, *, insist: bool = True) -> tuple[Design, str]:
+def choose_design(
+    inputs: GatedInputs, options: GatedOptions, requested: str, *, strict: bool = True
+) -> tuple[Design, str]:
     """Choose the design that runs a scan.
 
     Args:
         inputs, options: the scan.
-        asked: ``"auto"`` or a backend.
-        insist: raise ``ValueError`` if ``asked`` cannot run. An operator call passes False and takes the next slower
-            design instead: a program may be exported on a machine with the backend and used on one without it.
+        requested: ``"auto"`` or a backend.
+        strict: raise ``ValueError`` if ``requested`` cannot run. An operator call passes False and takes the next
+            slower design instead: a program may be exported on a machine with the backend and used on one without it.
 
     Returns:
         The design, ``REFERENCE`` if no other can run, and the reason.
     """
     common = None
-    if insist and forward_ad._current_level >= 0:  # torch.func.jvp enters a level too
+    if strict and forward_ad._current_level >= 0:  # torch.func.jvp enters a level too
         common = "forward-mode differentiation is on, and the operator is differentiated in reverse mode only"
     first = 0
-    if not insist:
-        first, asked = next((i for i, design in enumerate(DESIGNS) if asked == design.backend), 0), "auto"
+    if not strict:
+        first, requested = next((i for i, design in enumerate(DESIGNS) if requested == design.backend), 0), "auto"
     return choose_backend(
-        asked,
+        requested,
         (*DESIGNS[first:], REFERENCE),
         lambda design: None if design is REFERENCE else common or design.module.obstacle(inputs, options),
     )

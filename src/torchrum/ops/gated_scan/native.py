@@ -13,7 +13,7 @@ from torchrum.ops.rum_scan import Copies, Gradients, LayerInputs, Residuals, Res
 
 DIRECT_ROWS = 32
 """Rows times steps up to which C may read a weight without packing it, as in matmul.h."""
-MOST_ROWS = 16
+MAX_ROWS = 16
 """Most rows of the batch that share a read of the weight."""
 
 
@@ -49,7 +49,7 @@ def find_layout(
 ) -> tuple[bytes, dict[str, tuple[tuple[int, ...], int]]]:
     """Return the scan for one thread without addresses and seed, and shape and bytes of each tensor that C reads."""
     scan = GatedScan(
-        int(backward), T, B, H, features, options.head_size, options.rotated_units, max(1, min(MOST_ROWS, B)), 1,
+        int(backward), T, B, H, features, options.head_size, options.rotated_units, max(1, min(MAX_ROWS, B)), 1,
         int(options.draws), keep_threshold(options.zoneout), 0, options.zoneout,
     )  # fmt: skip
     shapes: dict[str, tuple[int, ...]] = {
@@ -88,7 +88,7 @@ def _run(
     scan = GatedScan.from_buffer_copy(template)
     if T * B * H * H * 3 >= native.SMALL:
         scan.threads = threads = max(1, min(torch.get_num_threads(), B))
-        scan.block = max(1, min(MOST_ROWS, -(-B // threads)))
+        scan.block = max(1, min(MAX_ROWS, -(-B // threads)))
     if scan.masked:
         assert seed is not None
         scan.seed = int(seed)

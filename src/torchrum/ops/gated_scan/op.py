@@ -18,7 +18,7 @@ from torchrum.ops.gated_scan.designs import choose_design, run_backward, run_for
 from torchrum.ops.gated_scan.reference import gated_scan_reference
 from torchrum.ops.gated_scan.types import GatedGradients, GatedInputs, GatedOptions
 from torchrum.ops.kernels.flops import counts_flops, register_flops
-from torchrum.ops.kernels.machine import is_unwatched
+from torchrum.ops.kernels.machine import is_unobserved
 
 Flags = tuple[int, int, float, bool, str]
 """The options in the order of the operators' schema, and the backend."""
@@ -69,7 +69,7 @@ def _forward(*args: Any) -> tuple[Tensor, Tensor]:
     inputs, flags, save = GatedInputs(*args[:NUM_INPUTS]), args[NUM_INPUTS:-1], args[-1]
     options = _options(flags)
     check_inputs(inputs, options)
-    design, _ = choose_design(inputs, options, flags[-1], insist=False)
+    design, _ = choose_design(inputs, options, flags[-1], strict=False)
     return run_forward(design, inputs, options, save)
 
 
@@ -87,7 +87,7 @@ def _backward(grad_out: Tensor, *args: Any) -> tuple[Tensor, ...]:
     check_inputs(inputs, options)
     if grad_out.shape != out.shape:
         raise ValueError(f"gated_scan: grad_out has shape {tuple(grad_out.shape)}, but it must be {tuple(out.shape)}.")
-    design, _ = choose_design(inputs, options, flags[-1], insist=False)
+    design, _ = choose_design(inputs, options, flags[-1], strict=False)
     *grads, grad_bias = run_backward(design, grad_out, inputs, out, gates, options)
     return *grads, inputs.xp.new_empty(0) if grad_bias is None else grad_bias
 
@@ -106,7 +106,7 @@ def _fake_backward(grad_out: Tensor, *args: Any) -> tuple[Tensor, ...]:
     )
 
 
-def _in_turn(op: Any, info: Any, dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
+def _run_one_by_one(op: Any, info: Any, dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
     """Run the samples of a mapped dimension one by one."""
     samples = [
         op(*(arg if dim is None else arg.select(dim, i) for arg, dim in zip(args, dims, strict=True)))
@@ -117,7 +117,7 @@ def _in_turn(op: Any, info: Any, dims: tuple[int | None, ...], *args: Any) -> tu
 
 
 for _name in ("gated_scan", "gated_scan_backward"):
-    library.register_vmap(f"torchrum::{_name}", functools.partial(_in_turn, getattr(torch.ops.torchrum, _name)))
+    library.register_vmap(f"torchrum::{_name}", functools.partial(_run_one_by_one, getattr(torch.ops.torchrum, _name)))
 
 
 @counts_flops("gated_scan")
@@ -159,7 +159,7 @@ class _GatedScan(torch.autograd.Function):
         if grad_out is None:
             return *[None] * (2 + NUM_WEIGHED), *rest
         inputs = GatedInputs(*tensors)
-        if not torch.is_grad_enabled() and ctx.design is not None and is_unwatched((grad_out,)):
+        if not torch.is_grad_enabled() and ctx.design is not None and is_unobserved((grad_out,)):
             grads = run_backward(ctx.design, grad_out, inputs, out, gates, _options(ctx.flags))
         else:
             grads = _backward_by_operator(grad_out, inputs, out, gates, ctx.flags)
@@ -222,8 +222,8 @@ class _GatedScanBackward(torch.autograd.Function):
 
             return torch.func.vjp(scan, *values)[1](grad_out)
 
-        seconds = torch.func.vjp(gradients, *given)[1](tuple(grads[: len(given) - 1]))
-        return None, *seconds, *[None] * (4 + NUM_WEIGHED - len(given) + 1)
+        second_grads = torch.func.vjp(gradients, *given)[1](tuple(grads[: len(given) - 1]))
+        return None, *second_grads, *[None] * (4 + NUM_WEIGHED - len(given) + 1)
 
 
 def gated_scan_backward(
@@ -236,14 +236,14 @@ def gated_scan_backward(
     return _backward_by_operator(grad_out, inputs, out, gates, make_flags(options, backend))
 
 
-def gated_scan_op(inputs: GatedInputs, options: GatedOptions, asked: str) -> Tensor:
+def gated_scan_op(inputs: GatedInputs, options: GatedOptions, requested: str) -> Tensor:
     """Compute the states ``(T, B, H)`` by the chosen design, differentiably."""
-    design, _ = choose_design(inputs, options, asked)
+    design, _ = choose_design(inputs, options, requested)
     if design is REFERENCE:
         return gated_scan_reference(inputs, options)
     # the operator itself chooses the design of a backend: an exported program may run on another machine
     flags = make_flags(options, design.backend)
-    if is_unwatched([part for part in inputs if part is not None]):
+    if is_unobserved([part for part in inputs if part is not None]):
         check_inputs(inputs, options)
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*inputs[:NUM_WEIGHED]):
             return _apply(design, flags, *inputs)

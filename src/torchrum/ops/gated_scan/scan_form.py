@@ -9,7 +9,7 @@ from torchrum.ops.gated_scan.reference import gated_step_reference
 from torchrum.ops.gated_scan.torch_backend import Heads
 from torchrum.ops.gated_scan.types import GatedOptions
 from torchrum.ops.kernels.linear import working_dtype
-from torchrum.ops.onnx_loop import bisector, going_on, is_one_step, reflect, run_steps, turning_from, twos
+from torchrum.ops.onnx_loop import active_steps, bisector, bisector_operands, is_one_step, reflect, run_steps, twos
 
 
 def gated_scan_form(
@@ -74,15 +74,15 @@ def onnx_form(
     """
     H, K, dtype = h0.shape[1], options.rotated_units, h0.dtype
     heads = Heads.of(options)
-    turning = [head for head in heads if head.size > 1]  # in one dimension the only rotation is the identity
+    rotating_heads = [head for head in heads if head.size > 1]  # in one dimension the only rotation is the identity
     x_dtype, eps, bias_n = x[0].dtype, x[2].to(dtype), bias_hh[2 * H :]
-    given = [*x[:2], eps, *going_on(eps, lengths)]
-    for head in turning:
-        given += turning_from(head.view(eps))
+    given = [*x[:2], eps, *active_steps(eps, lengths)]
+    for head in rotating_heads:
+        given += bisector_operands(head.view(eps))
     ends = ((0, H), (H, 2 * H), (2 * H, 2 * H + K), (2 * H + K, 3 * H))
     to_r, to_v, to_tau, to_rest = (weight_hh[start:end].t() for start, end in ends)
     fixed = [to_r, to_v, to_tau, bias_n[:K], to_rest, bias_n[K:]]
-    fixed += [twos(head.size, h0) for head in turning]
+    fixed += [twos(head.size, h0) for head in rotating_heads]
 
     def step(state: list[Tensor], given: list[Tensor], fixed: list[Tensor]) -> list[Tensor]:
         (h,), (x_r, x_v, eps, *others) = state, given
@@ -99,8 +99,8 @@ def onnx_form(
         for head in heads:
             target, z = head.view(tau), head.view(h)
             if head.size > 1:
-                turn, matrix = [others.pop(0) for _ in range(3)], sums.pop(0)
-                z = reflect(bisector(turn, target), reflect(turn[0], z, matrix), matrix)
+                operands, matrix = [others.pop(0) for _ in range(3)], sums.pop(0)
+                z = reflect(bisector(operands, target), reflect(operands[0], z, matrix), matrix)
             inner.append((target + z).flatten(-2))
         if K < H:
             inner.append(torch.addmm(bias_rest, read, to_rest).to(dtype))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchrum.ops.gated_scan.torch_backend import weight_gradients
 from torchrum.ops.gated_scan.types import GatedGradients, GatedInputs, GatedOptions
-from torchrum.ops.kernels.gated_step import find_plane, head_flags, inner_of, own_units, undo_gated
+from torchrum.ops.kernels.gated_step import find_plane, gated_step_backward, head_flags, inner_of, own_units
 from torchrum.ops.kernels.matmul import ScanSteps, StepMatmul, load_parts, scan_key
 from torchrum.ops.kernels.rows import sigmoid, tanh, zoneout_keep_new
 from torchrum.ops.kernels.triton_launch import (
@@ -29,7 +29,7 @@ from torchrum.ops.kernels.triton_launch import (
 
 
 @triton.jit
-def lets_in(lengths, seed, t, b, j, H: tl.constexpr, ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr):
+def share_of_new(lengths, seed, t, b, j, H: tl.constexpr, ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr):
     """Return the share of the new value in the state, from zoneout and the length."""
     share = tl.zeros(j.shape, tl.float32) + 1.0
     if ZONEOUT == "train":
@@ -43,7 +43,7 @@ def lets_in(lengths, seed, t, b, j, H: tl.constexpr, ZONEOUT: tl.constexpr, KEEP
 
 @triton.jit(do_not_specialize=["t", "B"])
 def gated_forward_kernel(
-    table, xp, out, gates, parts, state, low, bias, lengths, seed, t, B,
+    table, xp, out, gates, parts, state, operand, bias, lengths, seed, t, B,
     PARTS: tl.constexpr, SAVE: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, HEAD: tl.constexpr, SIZE: tl.constexpr,
     HEADS: tl.constexpr, K: tl.constexpr, ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr,
 ):  # fmt: skip
@@ -51,7 +51,7 @@ def gated_forward_kernel(
 
     If there is a table, it holds the step that ``t`` counts from and the addresses of the tensors.
     """
-    dtype = low.dtype.element_ty
+    dtype = operand.dtype.element_ty
     if table is not None:
         t = tl.load(table) + t
         xp = tensor_at(table, 1, dtype)
@@ -74,10 +74,10 @@ def gated_forward_kernel(
     e, _, m, _, _, _ = find_plane(eps, tau, j, mask, K, HEAD)
     candidate = tanh(eps + r * inner_of(tau, h, e, m, j, K))
     new = u * h + (1.0 - u) * candidate
-    share = lets_in(lengths, seed, t, b, j, H, ZONEOUT, KEEP_BELOW)
+    share = share_of_new(lengths, seed, t, b, j, H, ZONEOUT, KEEP_BELOW)
     new = tl.where(share == 1.0, new, tl.where(share == 0.0, h, share * new + (1.0 - share) * h))
     tl.store(state + b * H + j, new, mask=mask)
-    tl.store(low + b * HP + j, new.to(dtype), mask=mask)
+    tl.store(operand + b * HP + j, new.to(dtype), mask=mask)
     tl.store(out + row * H + j, new.to(dtype), mask=mask)
     if SAVE:
         tl.store(gates, r, mask=mask)
@@ -87,12 +87,12 @@ def gated_forward_kernel(
 
 @triton.jit(do_not_specialize=["t", "T", "B"])
 def gated_backward_kernel(
-    table, xp, out, gates, grad_out, dxp, dgates, parts, dstate, low, h0, lengths, seed, t, T, B,
+    table, xp, out, gates, grad_out, dxp, dgates, parts, dstate, operand, h0, lengths, seed, t, T, B,
     PARTS: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, HEAD: tl.constexpr, SIZE: tl.constexpr,
     HEADS: tl.constexpr, K: tl.constexpr, ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr,
 ):  # fmt: skip
     """Run one backward step. ``t`` is the step or, if there is a table, counts back from the table's step."""
-    dtype = low.dtype.element_ty
+    dtype = operand.dtype.element_ty
     if table is not None:
         t = tl.load(table) - t
         T = tl.load(table + 7)
@@ -112,18 +112,18 @@ def gated_backward_kernel(
     tau = tl.load(gates + 2 * H, mask=mask, other=0.0)
     before = tl.load(out + (row - B) * H + j, mask=mask & (t > 0), other=0.0).to(tl.float32)
     h = tl.where(t > 0, before, tl.load(h0 + b * H + j, mask=mask & (t == 0), other=0.0))
-    share = lets_in(lengths, seed, t, b, j, H, ZONEOUT, KEEP_BELOW)
+    share = share_of_new(lengths, seed, t, b, j, H, ZONEOUT, KEEP_BELOW)
 
     later = mask & (t + 1 < T)  # no step follows the last one
     total = tl.load(grad_out + row * H + j, mask=mask, other=0.0).to(tl.float32)
     total += tl.load(dstate + b * H + j, mask=later, other=0.0)
     total += load_parts(parts + b * HP, j, later, B * HP, PARTS)
     grad = total * share
-    dr, du, dtau, deps, dh = undo_gated(grad, r, u, tau, eps, h, j, mask, K, HEAD)
+    dr, du, dtau, deps, dh = gated_step_backward(grad, r, u, tau, eps, h, j, mask, K, HEAD)
     dh += total - grad
     dxp += row * (3 * H) + j
     dgates += row * (3 * H) + j
-    low += b * (3 * HP) + j
+    operand += b * (3 * HP) + j
     tl.store(dstate + b * H + j, dh, mask=mask)
     tl.store(dxp, dr.to(dtype), mask=mask)
     tl.store(dxp + H, du.to(dtype), mask=mask)
@@ -131,9 +131,9 @@ def gated_backward_kernel(
     tl.store(dgates, dr.to(dtype), mask=mask)
     tl.store(dgates + H, du.to(dtype), mask=mask)
     tl.store(dgates + 2 * H, dtau.to(dtype), mask=mask)
-    tl.store(low, dr.to(dtype), mask=mask)
-    tl.store(low + HP, du.to(dtype), mask=mask)
-    tl.store(low + 2 * HP, dtau.to(dtype), mask=mask)
+    tl.store(operand, dr.to(dtype), mask=mask)
+    tl.store(operand + HP, du.to(dtype), mask=mask)
+    tl.store(operand + 2 * HP, dtau.to(dtype), mask=mask)
 
 
 class Steps(ScanSteps):
@@ -142,13 +142,13 @@ class Steps(ScanSteps):
     def __init__(self, inputs: GatedInputs, options: GatedOptions, graphed: bool) -> None:
         super().__init__(inputs, 3, options.draws, graphed)
         self.bias = torch.empty(3 * self.H, device=self.h0.device)
-        cut = head_flags(self.H, options.head_size, options.rotated_units)
-        self.flags = {"H": self.H, "HP": self.HP, **cut, **options.kernel_flags()}
+        division = head_flags(self.H, options.head_size, options.rotated_units)
+        self.flags = {"H": self.H, "HP": self.HP, **division, **options.kernel_flags()}
         self.grid = self.B, triton.cdiv(self.H, self.flags["HEAD"] * self.flags["HEADS"])
 
 
 class ForwardSteps(Steps):
-    """One matmul and one row kernel per step; ``h0`` is the running state in float32, ``low`` the matmul's operand."""
+    """One matmul and one row kernel per step; ``h0`` is the running state in float32, ``operand`` the matmul's."""
 
     direction = "forward"
     stride = 1
@@ -156,17 +156,17 @@ class ForwardSteps(Steps):
     def __init__(self, inputs: GatedInputs, options: GatedOptions, graphed: bool, save: bool) -> None:
         super().__init__(inputs, options, graphed)
         self.flags["SAVE"] = save
-        self.low = self.weight.new_zeros(self.B, self.HP)  # padding stays zero
-        self.matmul = StepMatmul(self.low, self.weight.t(), False, self.direction)
+        self.operand = self.weight.new_zeros(self.B, self.HP)  # padding stays zero
+        self.matmul = StepMatmul(self.operand, self.weight.t(), False, self.direction)
 
     def begin(self, inputs: GatedInputs, out: Tensor, gates: Tensor) -> None:
         self.load(inputs, inputs.xp, out, gates)
         self.bias.zero_() if inputs.bias_hh is None else self.bias.copy_(inputs.bias_hh)
-        self.low[:, : self.H].copy_(inputs.h0)
+        self.operand[:, : self.H].copy_(inputs.h0)
 
     def row(self, table: Tensor | None, t: int) -> Launch:
         return prepare(
-            gated_forward_kernel, self.grid, *self.tensors(table), self.matmul.out, self.h0, self.low, self.bias,
+            gated_forward_kernel, self.grid, *self.tensors(table), self.matmul.out, self.h0, self.operand, self.bias,
             self.lengths, self.seed, t, self.B, PARTS=self.matmul.parts, **self.flags,
         )  # fmt: skip
 
@@ -179,16 +179,16 @@ class BackwardSteps(Steps):
 
     def __init__(self, inputs: GatedInputs, options: GatedOptions, graphed: bool) -> None:
         super().__init__(inputs, options, graphed)
-        self.low = self.weight.new_zeros(self.B, 3 * self.HP)  # padding stays zero
+        self.operand = self.weight.new_zeros(self.B, 3 * self.HP)  # padding stays zero
         self.dstate = torch.empty_like(self.h0)
-        self.matmul = StepMatmul(self.low, self.weight, False, self.direction)
+        self.matmul = StepMatmul(self.operand, self.weight, False, self.direction)
 
     def begin(self, inputs: GatedInputs, *given: Tensor) -> None:
         self.load(inputs, inputs.xp, *given)
 
     def row(self, table: Tensor | None, t: int) -> Launch:
         return prepare(
-            gated_backward_kernel, self.grid, *self.tensors(table), self.matmul.out, self.dstate, self.low, self.h0,
+            gated_backward_kernel, self.grid, *self.tensors(table), self.matmul.out, self.dstate, self.operand, self.h0,
             self.lengths, self.seed, t, self.T, self.B, PARTS=self.matmul.parts, **self.flags,
         )  # fmt: skip
 
@@ -207,7 +207,7 @@ def forward(inputs: GatedInputs, options: GatedOptions, save: bool) -> tuple[Ten
         out, gates = inputs.empty_results(save)
         inputs = inputs._replace(xp=aligned(inputs.xp), weight_hh=inputs.weight_hh.contiguous())
 
-        def following() -> None:
+        def next_pass() -> None:
             backward(out, inputs, out, gates, options)
 
         scan_pass: Pass[ForwardSteps, None] = Pass(
@@ -215,7 +215,7 @@ def forward(inputs: GatedInputs, options: GatedOptions, save: bool) -> tuple[Ten
             build=lambda graphed: ForwardSteps(inputs, options, graphed, save),
             begin=lambda steps: steps.begin(inputs, out, gates),
             finish=lambda steps: None,
-            following=following if save and options.training else None,
+            next_pass=next_pass if save and options.training else None,
         )
         run_pass(scan_pass, inputs.xp, len(out))
     return out, gates

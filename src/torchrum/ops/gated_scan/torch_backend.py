@@ -51,15 +51,15 @@ class Plane(NamedTuple):
         if not m.is_cpu or opposite.any():  # on a GPU the test would synchronise
             m = torch.where(opposite, orthogonal_to(e), m)
             inv_tau = inv_tau.masked_fill(opposite, 0.0)
-        turns = inv_eps * inv_tau + opposite  # nonzero where a head rotates; NaN stays NaN
-        fixed = (inv_eps == 0) | (turns == 0)
+        rotates = inv_eps * inv_tau + opposite  # nonzero where a head rotates; NaN stays NaN
+        fixed = (inv_eps == 0) | (rotates == 0)
         if tau.shape[-1] == 1:  # in one dimension the only rotation is the identity
             fixed = torch.ones_like(fixed)
         if not m.is_cpu or fixed.any():
             e, m, inv_eps, inv_tau, inv_s = (x.masked_fill(fixed, 0.0) for x in (e, m, inv_eps, inv_tau, inv_s))
         return cls(e, w, m, inv_eps, inv_tau, inv_s)
 
-    def turn(self, h: Tensor) -> Tensor:
+    def rotate(self, h: Tensor) -> Tensor:
         return reflect(self.m, reflect(self.e, h))
 
     def backward(self, h: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -115,7 +115,7 @@ def _forward(inputs: GatedInputs, options: GatedOptions, save: bool) -> tuple[Te
         tau = sums[:, 2 * H :]
         inner = tau.clone()
         for part, e, inv_eps in heads:
-            part.view(inner).add_(Plane.between(e[t], inv_eps[t], part.view(tau)).turn(part.view(h)))
+            part.view(inner).add_(Plane.between(e[t], inv_eps[t], part.view(tau)).rotate(part.view(h)))
         candidate = torch.addcmul(eps[t], r, inner).tanh_()
         new = torch.lerp(candidate, h, u)
         h = new if shares is None else torch.lerp(h, new, shares[t].expand_as(h))
@@ -145,7 +145,7 @@ def _backward(
     inner, heads = tau.clone(), []
     for part in Heads.of(options):
         plane = Plane.between(*direction(part.view(eps)), part.view(tau))
-        part.view(inner).add_(plane.turn(part.view(h)))
+        part.view(inner).add_(plane.rotate(part.view(h)))
         heads.append((part, plane))
     candidate = torch.addcmul(eps, r, inner).tanh_()
     to_sum = (1 - u) * (1 - candidate * candidate)  # derivative of the new state to tanh's argument

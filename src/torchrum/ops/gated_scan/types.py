@@ -103,5 +103,5 @@ def keep_shares(inputs: GatedInputs, options: GatedOptions) -> Tensor | None:
         share = torch.full((T, B, 1), 1 - options.zoneout, dtype=dtype, device=xp.device)
     if inputs.lengths is None:
         return share
-    going = (torch.arange(T, device=xp.device).unsqueeze(1) < inputs.lengths).unsqueeze(-1).to(dtype)
-    return going if share is None else going * share
+    active = (torch.arange(T, device=xp.device).unsqueeze(1) < inputs.lengths).unsqueeze(-1).to(dtype)
+    return active if share is None else active * share

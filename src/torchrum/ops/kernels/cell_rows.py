@@ -1,7 +1,7 @@
 """Row kernels of a chain's cells, one program per batch row: functions for LSTM and RUM, and the LSTM step.
 
 A step reads its raw gates from a matmul and writes its new h for at most two readers: one without dropout, one with. A
-reader is a buffer that the next matmul multiplies (``low``) and a tensor over all steps (``plain``, ``dropped``).
+reader is a buffer that the next matmul multiplies (``operand``) and a tensor over all steps (``plain``, ``dropped``).
 
 The LSTM kernels serve a plain LSTM and each LSTM of a Fast-Slow RNN. The block called j in the equations is g here,
 since j denotes the lanes of a row.
@@ -40,7 +40,7 @@ def dependent_start(PDL: tl.constexpr):
 
 
 @triton.jit
-def zone(new, old, seeds, STREAM: tl.constexpr, t, index, ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr):
+def apply_zoneout(new, old, seeds, STREAM: tl.constexpr, t, index, ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr):
     """Apply zoneout: take the old value where the mask is false; in evaluation, take the expectation of the two."""
     if ZONEOUT == "train":
         return tl.where(zoneout_keep_new(tl.load(seeds + STREAM), t, index, KEEP_BELOW), new, old)
@@ -51,7 +51,7 @@ def zone(new, old, seeds, STREAM: tl.constexpr, t, index, ZONEOUT: tl.constexpr,
 
 
 @triton.jit
-def zone_backward(dnew, seeds, STREAM: tl.constexpr, t, index, ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr):
+def zoneout_backward(dnew, seeds, STREAM: tl.constexpr, t, index, ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr):
     """Compute the gradients of the new and of the old value from the gradient of the mixed state."""
     if ZONEOUT == "train":
         keep = zoneout_keep_new(tl.load(seeds + STREAM), t, index, KEEP_BELOW)
@@ -72,8 +72,8 @@ def drop(x, seeds, STREAM: tl.constexpr, t, index, SCALE: tl.constexpr, KEEP_BEL
 
 
 @triton.jit
-def hand_on(
-    new, low_plain, low_dropped, plain, dropped, plain_mask, seeds, t, b, row, index, j, mask,
+def store_state(
+    new, plain_operand, dropped_operand, plain, dropped, plain_mask, seeds, t, b, row, index, j, mask,
     PLAIN_WIDTH: tl.constexpr, DROPPED_WIDTH: tl.constexpr, DROP: tl.constexpr, DROP_BELOW: tl.constexpr,
     STREAM: tl.constexpr,
 ):  # fmt: skip
@@ -83,22 +83,22 @@ def hand_on(
     if plain_mask is not None:
         seen = new * tl.load(plain_mask + index, mask=mask, other=0.0)
     value = seen.to(dtype)
-    tl.store(low_plain + b * PLAIN_WIDTH + j, value, mask=mask)
+    tl.store(plain_operand + b * PLAIN_WIDTH + j, value, mask=mask)
     tl.store(plain + row * PLAIN_WIDTH + j, value, mask=mask)
     if DROPPED_WIDTH is not None:
         value = drop(new, seeds, STREAM, t, index, DROP, DROP_BELOW).to(dtype)
-        if low_dropped is not None:
-            tl.store(low_dropped + b * DROPPED_WIDTH + j, value, mask=mask)
+        if dropped_operand is not None:
+            tl.store(dropped_operand + b * DROPPED_WIDTH + j, value, mask=mask)
         tl.store(dropped + row * DROPPED_WIDTH + j, value, mask=mask)
 
 
 @triton.jit
-def gather_grad(
+def load_state_grad(
     dstate, parts_plain, parts_dropped, grad_out, plain_mask, seeds, t, b, B, row, index, j, mask, H: tl.constexpr,
     PLAIN_PARTS: tl.constexpr, DROPPED_PARTS: tl.constexpr, PLAIN_WIDTH: tl.constexpr, DROPPED_WIDTH: tl.constexpr,
     DROP: tl.constexpr, DROP_BELOW: tl.constexpr, STREAM: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of a new state from its carry and its readers; the transpose of ``hand_on``."""
+    """Compute the gradient of a new state from its carry and its readers; the transpose of ``store_state``."""
     dh = tl.load(dstate + b * H + j, mask=mask, other=0.0)
     seen = load_parts(parts_plain, b * PLAIN_WIDTH + j, mask, B * PLAIN_WIDTH, PLAIN_PARTS)
     if plain_mask is not None:
@@ -106,10 +106,10 @@ def gather_grad(
     dh += seen
     if DROPPED_WIDTH is not None:
         if parts_dropped is not None:
-            arriving = load_parts(parts_dropped, b * DROPPED_WIDTH + j, mask, B * DROPPED_WIDTH, DROPPED_PARTS)
+            dropped_grad = load_parts(parts_dropped, b * DROPPED_WIDTH + j, mask, B * DROPPED_WIDTH, DROPPED_PARTS)
         else:
-            arriving = tl.load(grad_out + row * DROPPED_WIDTH + j, mask=mask, other=0.0).to(tl.float32)
-        dh += drop(arriving, seeds, STREAM, t, index, DROP, DROP_BELOW)
+            dropped_grad = tl.load(grad_out + row * DROPPED_WIDTH + j, mask=mask, other=0.0).to(tl.float32)
+        dh += drop(dropped_grad, seeds, STREAM, t, index, DROP, DROP_BELOW)
     return dh
 
 
@@ -132,7 +132,7 @@ def load_gate(
 # then the values of ``rotation_scalars``.
 STATS = tl.constexpr(16)
 ROTATED_STATS = tl.constexpr(24)
-TURN = tl.constexpr(12)  # index of the rotation's first number
+ROTATION = tl.constexpr(12)  # index of the rotation's first number
 
 
 @triton.jit
@@ -186,10 +186,10 @@ def normed_gate(raw, mean, rstd, ln_weight, ln_bias, block: tl.constexpr, j, mas
 
 
 @triton.jit
-def store_turn(stats, turn):
+def store_rotation(stats, rotation):
     """Store the values of ``rotation_scalars``."""
-    inv_eps, inv_tau, cos, k, p, q, al, be, ga, i, e_i, inv_f = turn
-    stats += TURN
+    inv_eps, inv_tau, cos, k, p, q, al, be, ga, i, e_i, inv_f = rotation
+    stats += ROTATION
     tl.store(stats + 0, inv_eps)
     tl.store(stats + 1, inv_tau)
     tl.store(stats + 2, cos)
@@ -205,9 +205,9 @@ def store_turn(stats, turn):
 
 
 @triton.jit
-def load_turn(stats):
-    """Load the values that ``store_turn`` stored."""
-    stats += TURN
+def load_rotation(stats):
+    """Load the values that ``store_rotation`` stored."""
+    stats += ROTATION
     return (
         tl.load(stats + 0), tl.load(stats + 1), tl.load(stats + 2), tl.load(stats + 3), tl.load(stats + 4),
         tl.load(stats + 5), tl.load(stats + 6), tl.load(stats + 7), tl.load(stats + 8), tl.load(stats + 9),
@@ -216,9 +216,9 @@ def load_turn(stats):
 
 
 @triton.jit
-def turned(eps, tau, h, turn, j):
+def add_rotated(eps, tau, h, rotation, j):
     """Compute eps + Rot(eps, tau) h, pointwise, and the directions e and w."""
-    inv_eps, inv_tau, _, _, _, _, al, be, ga, i, _, _ = turn
+    inv_eps, inv_tau, _, _, _, _, al, be, ga, i, _, _ = rotation
     e = eps * inv_eps
     w = tau * inv_tau
     return eps + h + al * e + be * w + tl.where(j == i.to(tl.int32), ga, 0.0), e, w
@@ -227,7 +227,8 @@ def turned(eps, tau, h, turn, j):
 @triton.jit(do_not_specialize=["t", "T", "B"])
 def lstm_forward_kernel(
     table, slots, xp, gates, cells, stats, plain, dropped, states,
-    parts, bias, h_state, c_state, low_plain, low_dropped, plain_mask, ln_weight, ln_bias, lengths, seeds, t, T, B,
+    parts, bias, h_state, c_state, plain_operand, dropped_operand, plain_mask, ln_weight, ln_bias, lengths, seeds,
+    t, T, B,
     PARTS: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, BLOCK: tl.constexpr, LN: tl.constexpr,
     LN_EPS: tl.constexpr, FORGET: tl.constexpr, ROTATED: tl.constexpr, KEEPS_H: tl.constexpr, READS_XP: tl.constexpr,
     ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr, ZONEOUT_C: tl.constexpr, KEEP_BELOW_C: tl.constexpr,
@@ -241,7 +242,7 @@ def lstm_forward_kernel(
     place of g, and eps in a fifth block; with KEEPS_H it stores h before the step in ``states``.
     """
     BLOCKS: tl.constexpr = 5 if ROTATED else 4
-    dtype = low_plain.dtype.element_ty
+    dtype = plain_operand.dtype.element_ty
     dependent_start(PDL)
     if table is not None:
         t = tl.load(table) + t
@@ -285,9 +286,9 @@ def lstm_forward_kernel(
     if ROTATED:
         eps = load_gate(parts, xp, bias, gates, 4, b, B, j, mask, H, HP, BLOCKS, PARTS)
         ee, eh, tt, et, th = sum5(eps * eps, eps * h, g * g, eps * g, g * h)
-        turn = rotation_scalars(eps, g, h, j, mask, ee, eh, tt, et, th, H)
-        store_turn(stats, turn)
-        g, _, _ = turned(eps, g, h, turn, j)
+        rotation = rotation_scalars(eps, g, h, j, mask, ee, eh, tt, et, th, H)
+        store_rotation(stats, rotation)
+        g, _, _ = add_rotated(eps, g, h, rotation, j)
         if LN:
             total, squares = sum2(g, g * g)
             mean, rstd = moments(g, mask, total, squares, LN_EPS, H)
@@ -311,16 +312,16 @@ def lstm_forward_kernel(
         tl.store(stats + 7, rstd_o)
         tl.store(stats + 8, mean_c)
         tl.store(stats + 9, rstd_c)
-    new_h = zone(tanh(seen) * sigmoid(o), h, seeds, STREAM, t, index, ZONEOUT, KEEP_BELOW)
-    new_c = zone(new_c, c, seeds, STREAM + 1, t, index, ZONEOUT_C, KEEP_BELOW_C)
+    new_h = apply_zoneout(tanh(seen) * sigmoid(o), h, seeds, STREAM, t, index, ZONEOUT, KEEP_BELOW)
+    new_c = apply_zoneout(new_c, c, seeds, STREAM + 1, t, index, ZONEOUT_C, KEEP_BELOW_C)
     if lengths is not None:
-        live = t < tl.load(lengths + b)
-        new_h = tl.where(live, new_h, h)
-        new_c = tl.where(live, new_c, c)
+        active = t < tl.load(lengths + b)
+        new_h = tl.where(active, new_h, h)
+        new_c = tl.where(active, new_c, c)
     tl.store(h_state + index, new_h, mask=mask)
     tl.store(c_state + index, new_c, mask=mask)
-    hand_on(
-        new_h, low_plain, low_dropped, plain, dropped, plain_mask, seeds, t, b, row, index, j, mask,
+    store_state(
+        new_h, plain_operand, dropped_operand, plain, dropped, plain_mask, seeds, t, b, row, index, j, mask,
         PLAIN_WIDTH, DROPPED_WIDTH, DROP, DROP_BELOW, STREAM + 2,
     )  # fmt: skip
 
@@ -328,7 +329,7 @@ def lstm_forward_kernel(
 @triton.jit(do_not_specialize=["t", "B"])
 def lstm_backward_kernel(
     table, slots, gates, cells, stats, grad_out, dgates, dnormed, before,
-    parts_plain, parts_dropped, plain_mask, dh_state, dc_state, low, ln_weight, ln_bias, lengths, seeds, t, B,
+    parts_plain, parts_dropped, plain_mask, dh_state, dc_state, operand, ln_weight, ln_bias, lengths, seeds, t, B,
     PLAIN_PARTS: tl.constexpr, DROPPED_PARTS: tl.constexpr,
     H: tl.constexpr, HP: tl.constexpr, BLOCK: tl.constexpr, LN: tl.constexpr, FORGET: tl.constexpr,
     ROTATED: tl.constexpr, BEFORE_WIDTH: tl.constexpr, FROM_OUT: tl.constexpr,
@@ -343,7 +344,7 @@ def lstm_backward_kernel(
     """
     BLOCKS: tl.constexpr = 5 if ROTATED else 4
     WIDTH: tl.constexpr = ROTATED_STATS if ROTATED else STATS
-    dtype = low.dtype.element_ty
+    dtype = operand.dtype.element_ty
     dependent_start(PDL)
     if table is not None:
         t = tl.load(table) - t
@@ -360,11 +361,11 @@ def lstm_backward_kernel(
     index = b * H + j
     gates += row * (BLOCKS * H)
     dgates += row * (BLOCKS * H)
-    low += b * (BLOCKS * HP)
+    operand += b * (BLOCKS * HP)
     i, g, f, o = load_gates(gates, j, mask, H)
     c = tl.load(cells + row * H + j, mask=mask, other=0.0)
     dc_after = tl.load(dc_state + index, mask=mask, other=0.0)
-    dh_after = gather_grad(
+    dh_after = load_state_grad(
         dh_state, parts_plain, parts_dropped, grad_out, plain_mask, seeds, t, b, B, row, index, j, mask, H,
         PLAIN_PARTS, DROPPED_PARTS, PLAIN_WIDTH, DROPPED_WIDTH, DROP, DROP_BELOW, STREAM + 2,
     )  # fmt: skip
@@ -395,8 +396,8 @@ def lstm_backward_kernel(
     if ROTATED:
         h = tl.load(before + row * BEFORE_WIDTH + j, mask=mask, other=0.0).to(tl.float32)
         eps = tl.load(gates + 4 * H + j, mask=mask, other=0.0).to(tl.float32)
-        turn = load_turn(stats)
-        g, e, w = turned(eps, g, h, turn, j)
+        rotation = load_rotation(stats)
+        g, e, w = add_rotated(eps, g, h, rotation, j)
         if LN:
             rstd_j = tl.load(stats + 11)
             nj, g, wj = normed_gate(g, tl.load(stats + 10), rstd_j, ln_weight, ln_bias, 5, j, mask, H)
@@ -409,12 +410,12 @@ def lstm_backward_kernel(
         nc, seen, wc = normed_gate(seen, tl.load(stats + 8), rstd_c, ln_weight, ln_bias, 4, j, mask, H)
     y = tanh(seen)
 
-    dh, dh_before = zone_backward(dh_after, seeds, STREAM, t, index, ZONEOUT, KEEP_BELOW)
-    dc, dc_before = zone_backward(dc_after, seeds, STREAM + 1, t, index, ZONEOUT_C, KEEP_BELOW_C)
+    dh, dh_before = zoneout_backward(dh_after, seeds, STREAM, t, index, ZONEOUT, KEEP_BELOW)
+    dc, dc_before = zoneout_backward(dc_after, seeds, STREAM + 1, t, index, ZONEOUT_C, KEEP_BELOW_C)
     if lengths is not None:
-        live = t < tl.load(lengths + b)
-        dh, dh_before = tl.where(live, dh, 0.0), tl.where(live, dh_before, dh_after)
-        dc, dc_before = tl.where(live, dc, 0.0), tl.where(live, dc_before, dc_after)
+        active = t < tl.load(lengths + b)
+        dh, dh_before = tl.where(active, dh, 0.0), tl.where(active, dh_before, dh_after)
+        dc, dc_before = tl.where(active, dc, 0.0), tl.where(active, dc_before, dc_after)
 
     do = dh * y * o * (1.0 - o)
     dseen = dh * o * (1.0 - y * y)
@@ -434,11 +435,11 @@ def lstm_backward_kernel(
             total, projection = sum2(dg * wj, dg * wj * nj)
             dg = tl.where(mask, ln_backward(dg, nj, wj, rstd_j, total, projection, H), 0.0)
         dg_e, dg_w = sum2(dg * e, dg * w)
-        dh_turn, deps, dtau, _ = rotation_backward(dg, dg_e, dg_w, e, w, h, turn, j)
+        dh_rotation, deps, dtau, _ = rotation_backward(dg, dg_e, dg_w, e, w, h, rotation, j)
         deps += dg
         dg = dtau
-        dh_before += dh_turn
-        tl.store(low + 4 * HP + j, deps.to(dtype), mask=mask)
+        dh_before += dh_rotation
+        tl.store(operand + 4 * HP + j, deps.to(dtype), mask=mask)
         tl.store(dgates + 4 * H + j, deps.to(dtype), mask=mask)
     if LN:
         store_gates(dnormed, di, dg, df, do, j, mask, H)
@@ -450,7 +451,7 @@ def lstm_backward_kernel(
         df = ln_backward(df, nf, wf, rstd_f, tf, pf, H)
         do = ln_backward(do, no, wo, rstd_o, to, po, H)
 
-    store_gates(low, di, dg, df, do, j, mask, HP)
+    store_gates(operand, di, dg, df, do, j, mask, HP)
     tl.store(dh_state + index, dh_before, mask=mask)
     tl.store(dc_state + index, dc_before + dc * f, mask=mask)
     store_gates(dgates, di, dg, df, do, j, mask, H)
@@ -488,7 +489,7 @@ def lstm_norm_grad_kernel(
         if ROTATED:
             h = tl.load(before + row * BEFORE_WIDTH + j, mask=mask, other=0.0).to(tl.float32)
             eps = tl.load(raw + 4 * H, mask=mask, other=0.0).to(tl.float32)
-            n, _, _ = turned(eps, candidate, h, load_turn(stat), j)
+            n, _, _ = add_rotated(eps, candidate, h, load_rotation(stat), j)
             n = (n - tl.load(stat + 10)) * tl.load(stat + 11)
             candidate = n * gain_j + shift_j
             dj = tl.load(grad + 5 * H, mask=mask, other=0.0).to(tl.float32)

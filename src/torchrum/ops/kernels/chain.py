@@ -150,20 +150,20 @@ class Stage:
 
         self.plan, self.B, self.state, self.seeds, self.lengths = plan, B, state, seeds, lengths
         rows = plan.blocks * padded(plan.hidden)
-        most_warps = 16 if plan.hidden > 2048 else 8  # four gates in registers: a long row needs more threads
+        max_warps = 16 if plan.hidden > 2048 else 8  # four gates in registers: a long row needs more threads
         drop = plan.dropout
         self.flags = {
-            **row_flags(plan.hidden, pdl_runs(like), most_warps),
+            **row_flags(plan.hidden, pdl_runs(like), max_warps),
             "DROP": None if drop == 0 else 0.0 if drop == 1 else 1 / (1 - drop),
             "DROP_BELOW": keep_threshold(drop) if drop > 0 else 0,
             "STREAM": CELL_STREAMS * plan.number,
             **dict(plan.flags),
         }
-        self.weight = zeros(rows, plan.width, dtype=like.dtype)  # padding stays zero, here and in low
+        self.weight = zeros(rows, plan.width, dtype=like.dtype)  # padding stays zero, here and in operand
         forward = self.direction == "forward"
-        self.low = zeros(B, plan.width if forward else rows, dtype=like.dtype)
+        self.operand = zeros(B, plan.width if forward else rows, dtype=like.dtype)
         self.matmul = StepMatmul(
-            self.low, self.weight.t() if forward else self.weight, self.flags["PDL"], self.direction
+            self.operand, self.weight.t() if forward else self.weight, self.flags["PDL"], self.direction
         )
         # the input of the first cell is already projected, with its bias
         self.bias = zeros(plan.blocks * plan.hidden) if plan.number > 0 else None
@@ -181,13 +181,13 @@ class Stage:
         for number, weight in enumerate(matrices):
             rows = weight.shape[0] // H  # RUM's eps has no recurrent rows
             blocks[:rows, :H, self.plan.columns(number)].copy_(weight.reshape(rows, H, self.plan.inputs[number]))
-        for mine, given in (
+        for buffer, given in (
             (self.bias, weights.bias),
             (self.ln_weight, weights.ln_weight),
             (self.ln_bias, weights.ln_bias),
         ):
-            if mine is not None:  # the buffers outlive the model: without a bias, clear the previous model's
-                mine.zero_() if given is None else mine.copy_(given)
+            if buffer is not None:  # the buffers outlive the model: without a bias, clear the previous model's
+                buffer.zero_() if given is None else buffer.copy_(given)
 
     def row(self, table: Tensor | None, slots: Tensor | None, t: int, T: int) -> Launch:
         """Prepare the row kernel, on the tensors whose addresses are in ``slots`` or, without a table, on ``given``."""
@@ -203,7 +203,7 @@ class ForwardStage(Stage):
     direction = "forward"
 
     @staticmethod
-    def kept(xp: Tensor, plan: Plan, inputs: Tensor) -> Saved:
+    def allocate_saved(xp: Tensor, plan: Plan, inputs: Tensor) -> Saved:
         """Allocate the tensors that the forward saves in addition to ``inputs``."""
         raise NotImplementedError
 
@@ -215,14 +215,14 @@ class ForwardStage(Stage):
     def connect(self, stages: Sequence["ForwardStage"]) -> None:
         """Find the buffers of the cells that read the new state."""
         plan, (reader, number) = self.plan, self.plan.plain
-        self.low_plain = stages[reader].low[:, stages[reader].plan.offset(number) :]
+        self.plain_operand = stages[reader].operand[:, stages[reader].plan.offset(number) :]
         self.plain_mask = stages[reader].mask
-        self.low_dropped = None
+        self.dropped_operand = None
         to_out = plan.number == len(stages) - 1
         self.flags.update(PLAIN_WIDTH=stages[reader].plan.width, DROPPED_WIDTH=plan.hidden if to_out else None)
         if plan.dropped is not None:
             reader, number = plan.dropped
-            self.low_dropped = stages[reader].low[:, stages[reader].plan.offset(number) :]
+            self.dropped_operand = stages[reader].operand[:, stages[reader].plan.offset(number) :]
             self.flags["DROPPED_WIDTH"] = stages[reader].plan.width
 
 
@@ -267,7 +267,7 @@ class LstmForward(ForwardStage):
     """An LSTM's forward step; its running h and c are float32."""
 
     @staticmethod
-    def kept(xp: Tensor, plan: Plan, inputs: Tensor) -> Saved:
+    def allocate_saved(xp: Tensor, plan: Plan, inputs: Tensor) -> Saved:
         (T, B), H = xp.shape[:2], plan.hidden
         stats = states = None
         if plan.norms or plan.rotational:
@@ -286,8 +286,8 @@ class LstmForward(ForwardStage):
         return prepare(
             lstm_forward_kernel, (self.B,),
             table, slots, *self.tensors(table),
-            self.matmul.out, self.bias, *self.state, self.low_plain, self.low_dropped, self.plain_mask, self.ln_weight,
-            self.ln_bias, self.lengths, self.seeds, t, T, self.B,
+            self.matmul.out, self.bias, *self.state, self.plain_operand, self.dropped_operand, self.plain_mask,
+            self.ln_weight, self.ln_bias, self.lengths, self.seeds, t, T, self.B,
             PARTS=self.matmul.parts, READS_XP=self.plan.number == 0,
             KEEPS_H=self.plan.rotational and self.plan.masked, **self.flags,
         )  # fmt: skip
@@ -306,7 +306,7 @@ class LstmBackward(BackwardStage):
         return prepare(
             lstm_backward_kernel, (self.B,),
             table, slots, *self.tensors(table), self.parts_plain, self.parts_dropped, self.plain_mask, *self.state,
-            self.low, self.ln_weight, self.ln_bias, self.lengths, self.seeds, t, self.B,
+            self.operand, self.ln_weight, self.ln_bias, self.lengths, self.seeds, t, self.B,
             BEFORE_WIDTH=self.plan.before_width if self.plan.rotational else 0, **flags,
         )  # fmt: skip
 
@@ -360,9 +360,9 @@ class Chain:
     def load(self, inputs: ChainInputs, given: Sequence[Given]) -> None:
         """Load a call's parameters and, for each cell, the addresses of its tensors over all steps."""
         self.T = len(inputs.xp)
-        for mine, theirs in ((self.seeds, inputs.seeds), (self.lengths, inputs.lengths)):
-            if mine is not None and theirs is not None:
-                mine.copy_(theirs)
+        for buffer, source in ((self.seeds, inputs.seeds), (self.lengths, inputs.lengths)):
+            if buffer is not None and source is not None:
+                buffer.copy_(source)
         for cell, mask in zip(self.cells, inputs.masks, strict=False):  # the masks may be empty
             if cell.mask is not None and mask is not None:
                 cell.mask.copy_(mask)
@@ -385,7 +385,7 @@ class Chain:
             for enqueue in self.launches(0, direct):
                 enqueue()
 
-    def forget(self) -> None:
+    def release_tensors(self) -> None:
         for stage in self.stages:
             stage.given = ()
 
@@ -404,11 +404,11 @@ class ForwardChain(Chain):
 
     def begin(self, inputs: ChainInputs, saved: Sequence[Saved], out: Tensor) -> None:
         """Load a call's data; the steps fill ``saved`` and ``out``."""
-        for mine, start in zip(self.states, inputs.states, strict=True):
-            mine.copy_(start)
+        for buffer, start in zip(self.states, inputs.states, strict=True):
+            buffer.copy_(start)
         for reader, columns, h, _ in self.carried():
             seen = inputs.seen(h, reader)
-            self.cells[reader].low[:, columns].copy_(seen)
+            self.cells[reader].operand[:, columns].copy_(seen)
             saved[reader].inputs[0, :, columns].copy_(seen)
         given: list[Given] = []
         for cell in self.cells:
@@ -457,8 +457,8 @@ class BackwardChain(Chain):
         """Return the gradients of the first states and of each cell's layer norm, in float32."""
         states = list(self.states)
         for reader, columns, h, others in self.carried():
-            arriving, mask = self.cells[reader].matmul.out[:, :, columns].float().sum(0), self.cells[reader].mask
-            states[h] = self.states[h] + (arriving if mask is None else arriving * mask)
+            reader_grad, mask = self.cells[reader].matmul.out[:, :, columns].float().sum(0), self.cells[reader].mask
+            states[h] = self.states[h] + (reader_grad if mask is None else reader_grad * mask)
             for part in others:
                 states[part] = self.states[part].clone()
         return states, [cell.norm_grads() for cell in self.cells]
@@ -480,12 +480,12 @@ def chain_forward(
         for plan in plans:
             carried = any(other.carries and other.plain[0] == plan.number for other in plans)
             multiplied = inputs.xp.new_empty((T + carried, B, plan.width))  # padding is never read
-            saved.append(plan.stages[0].kept(inputs.xp, plan, multiplied))
+            saved.append(plan.stages[0].allocate_saved(inputs.xp, plan, multiplied))
         if inputs.xp.numel() == 0:
             return out, [state.clone() for state in inputs.states], saved
         inputs = inputs._replace(xp=aligned(inputs.xp))
 
-        def following() -> None:
+        def next_pass() -> None:
             chain_backward(plans, inputs, saved, [None] * (1 + len(inputs.states)))
 
         scan_pass = Pass(
@@ -493,7 +493,7 @@ def chain_forward(
             build=lambda graphed: ForwardChain(plans, inputs, graphed),
             begin=lambda chain: chain.begin(inputs, saved, out),
             finish=lambda chain: chain.finish(inputs),
-            following=following if training else None,
+            next_pass=next_pass if training else None,
         )
         return out, run_pass(scan_pass, inputs.xp, T), saved
 

@@ -93,19 +93,19 @@ class Kernel:
         shared_bytes: int,
         args: Sequence[Argument],
         *,
-        together: bool = False,
+        cooperative: bool = False,
         fills: Sequence[Fill] = (),
     ) -> None:
         """Enqueue ``fills`` and the kernel on the current stream of its device, also inside a CUDA graph's capture.
 
-        A structure must be the only argument in ``args``. ``together`` makes the launch cooperative: all blocks are
+        A structure must be the only argument in ``args``. ``cooperative`` makes the launch cooperative: all blocks are
         resident at once, or the launch fails.
         """
         driver = load_driver()
         stream = current_stream(driver, self._device)
         if stream is None:
             with torch.cuda.device(self._device):
-                self.launch(blocks, threads, shared_bytes, args, together=together, fills=fills)
+                self.launch(blocks, threads, shared_bytes, args, cooperative=cooperative, fills=fills)
             return
         if shared_bytes > self._shared_bytes:
             check = driver.cuFuncSetAttribute(self._function, _MAX_DYNAMIC_SHARED, shared_bytes)
@@ -121,11 +121,11 @@ class Kernel:
             self._form = self._form or find_form(args)
             packed = pack(args, self._form)
             addresses = packed.addresses
-        size, on = (blocks, 1, 1, threads, 1, 1, shared_bytes), ctypes.c_void_p(stream)
-        if together:
-            check = driver.cuLaunchCooperativeKernel(self._function, *size, on, addresses)
+        size, stream_pointer = (blocks, 1, 1, threads, 1, 1, shared_bytes), ctypes.c_void_p(stream)
+        if cooperative:
+            check = driver.cuLaunchCooperativeKernel(self._function, *size, stream_pointer, addresses)
         else:
-            check = driver.cuLaunchKernel(self._function, *size, on, addresses, None)
+            check = driver.cuLaunchKernel(self._function, *size, stream_pointer, addresses, None)
         if check != 0:
             check_driver(check, f"launching {blocks} blocks of {threads} threads with {shared_bytes} bytes each")
         if packed is not None:
@@ -273,30 +273,31 @@ def _nvrtc() -> ctypes.CDLL | None:
     return None
 
 
-EMPTY = 0xFFFFFFFF
+EMPTY_WORD = 0xFFFFFFFF
 """All bits set, the value of a word that has not been written."""
-FEWEST = 2**16
-"""Smallest allocation of ``kept_mail``, in words: 256 KB."""
-MOST = 2**18
+MIN_SHARED_WORDS = 2**16
+"""Smallest allocation of ``shared_mailboxes``, in words: 256 KB."""
+MAX_CLEARED_WORDS = 2**18
 """Largest number of words that a launch may clear, 1 MB: a single block clears all words of a tile."""
-_kept: dict[int, Tensor] = {}
+_mailboxes: dict[int, Tensor] = {}
 """Words by device index."""
 
 
-def kept_mail(like: Tensor, words: int) -> Tensor | None:
-    """Return at least ``words`` 32-bit words that are ``EMPTY``, on the device of ``like``.
+def shared_mailboxes(like: Tensor, words: int) -> Tensor | None:
+    """Return at least ``words`` 32-bit words that are ``EMPTY_WORD``, on the device of ``like``.
 
-    The launch must leave them ``EMPTY``. All launches on the default stream share them, since they run one after the
-    other and are never captured in a CUDA graph. Return None on any other stream and for more than ``MOST`` words.
+    The launch must leave them ``EMPTY_WORD``. All launches on the default stream share them, since they run one after
+    the other and are never captured in a CUDA graph. Return None on any other stream and for more than
+    ``MAX_CLEARED_WORDS`` words.
     """
     device = like.get_device()
-    if words > MOST or torch._C._cuda_getCurrentRawStream(device) != 0:
+    if words > MAX_CLEARED_WORDS or torch._C._cuda_getCurrentRawStream(device) != 0:
         return None
-    kept = _kept.get(device)
-    if kept is None or kept.numel() < words:
+    mailboxes = _mailboxes.get(device)
+    if mailboxes is None or mailboxes.numel() < words:
         # the smaller tensor is freed on its stream, after the launches that use it
-        kept = _kept[device] = like.new_full((max(words, FEWEST),), -1, dtype=torch.int32)
-    return kept
+        mailboxes = _mailboxes[device] = like.new_full((max(words, MIN_SHARED_WORDS),), -1, dtype=torch.int32)
+    return mailboxes
 
 
 @contextmanager

@@ -76,7 +76,7 @@ def inner_of(tau, h, e, m, j, K: tl.constexpr):
 
 
 @triton.jit
-def undo_gated(grad, r, u, tau, eps, h, j, mask, K: tl.constexpr, HEAD: tl.constexpr):
+def gated_step_backward(grad, r, u, tau, eps, h, j, mask, K: tl.constexpr, HEAD: tl.constexpr):
     """Compute the gradients of the raw r and u, of tau, eps and h from ``grad``, the gradient of the new state."""
     e, w, m, inv_eps, inv_tau, inv_s = find_plane(eps, tau, j, mask, K, HEAD)
     inner = inner_of(tau, h, e, m, j, K)

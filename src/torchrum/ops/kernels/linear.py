@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchrum.ops.kernels.machine import autocast_dtype, autocasts, explained_linear, without_autocast
+from torchrum.ops.kernels.machine import autocast_dtype, autocasts, linear_with_amx_advice, without_autocast
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -33,8 +33,8 @@ def has_tf32(device: torch.device) -> bool:
 def tf32_allowed() -> bool:
     """Return whether torch uses TF32 for float32 matmuls on a GPU, as set by either of its two interfaces."""
     read = torch._C._get_fp32_precision_getter  # ten times faster than through torch.backends
-    asked = read("cuda", "matmul")
-    return (read("generic", "all") if asked == "none" else asked) == "tf32"
+    setting = read("cuda", "matmul")
+    return (read("generic", "all") if setting == "none" else setting) == "tf32"
 
 
 class ExactMatmuls:
@@ -44,20 +44,20 @@ class ExactMatmuls:
     """
 
     def __enter__(self) -> None:
-        self.older: str | None = None
+        self.old_precision: str | None = None
         try:
-            self.older = torch.get_float32_matmul_precision()
+            self.old_precision = torch.get_float32_matmul_precision()
         except RuntimeError:  # the older interface raises if the precision was set by the newer one
-            self.newer = torch.backends.cuda.matmul.fp32_precision
+            self.new_precision = torch.backends.cuda.matmul.fp32_precision
             torch.backends.cuda.matmul.fp32_precision = "ieee"
             return
         torch.set_float32_matmul_precision("highest")
 
     def __exit__(self, *error: object) -> None:
-        if self.older is None:
-            torch.backends.cuda.matmul.fp32_precision = self.newer
+        if self.old_precision is None:
+            torch.backends.cuda.matmul.fp32_precision = self.new_precision
         else:
-            torch.set_float32_matmul_precision(self.older)
+            torch.set_float32_matmul_precision(self.old_precision)
 
 
 BF16 = torch.bfloat16  # has the range of float32
@@ -139,7 +139,7 @@ class CellWeights(NamedTuple):
     ln_bias: Tensor | None
 
 
-WORTH_PADDING = 2**20
+MIN_NUMBERS_TO_PAD = 2**20
 """Smallest operand, in numbers, that is copied to aligned rows. At 6784 x 100 float32 on an H200 copying both operands
 takes 7 us and four launches, and the matmul itself 8 us."""
 
@@ -169,7 +169,9 @@ def recurrent_weight_gradient(grads: Tensor, rows: int, h0: Tensor | None, out: 
         return first
     # one view per operand: at small sizes a chain of slices takes as long as the matmul
     right = out.as_strided((steps, H), (H, 1), out.storage_offset())
-    if steps * width < WORTH_PADDING or not (_misaligned(grads, steps * rows, width) or _misaligned(out, steps * H, H)):
+    if steps * width < MIN_NUMBERS_TO_PAD or not (
+        _misaligned(grads, steps * rows, width) or _misaligned(out, steps * H, H)
+    ):
         left = grads.as_strided((rows, steps), (1, width), start + B * width)
         return left.mm(right) if first is None else first.addmm_(left, right)
     left = aligned_rows(grads.as_strided((steps, rows), (width, 1), start + B * width))
@@ -193,7 +195,7 @@ def aligned_rows(x: Tensor) -> Tensor:
 
 def _misaligned(x: Tensor, count: int, stride: int) -> bool:
     """Return whether ``count`` numbers of ``x``, in rows ``stride`` apart, are worth a copy to aligned rows."""
-    return count >= WORTH_PADDING and x.is_cuda and stride % (16 // x.element_size()) != 0
+    return count >= MIN_NUMBERS_TO_PAD and x.is_cuda and stride % (16 // x.element_size()) != 0
 
 
 def reference_gradients(
@@ -210,9 +212,9 @@ def reference_gradients(
     return tuple(by_number.get(number) for number in range(len(inputs)))
 
 
-SMALL_NUMBERS = 2**22
+MAX_SEPARATE_BIAS_NUMBERS = 2**22
 """Largest result, in numbers, to which a GPU adds the bias in a separate launch."""
-ROWS_AT_ONCE = 1024
+MIN_SPLIT_ROWS = 1024
 """Number of rows from which torch's sum over them on a GPU divides each column among many blocks."""
 
 
@@ -225,20 +227,20 @@ def padded_bias(weight: Tensor, bias: Tensor | None) -> Tensor | None:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Compute :func:`torch.nn.functional.linear`, with padded operands if this is faster."""
-    if x.numel() >= WORTH_PADDING and (zeros := missing_zeros(x, weight)) is not None:
-        inner, outer = zeros
+    if x.numel() >= MIN_NUMBERS_TO_PAD and (padding := alignment_padding(x, weight)) is not None:
+        inner, outer = padding
         bias = None if bias is None else F.pad(bias, (0, outer))
         projected = F.linear(F.pad(x, (0, inner)), F.pad(weight, (0, inner, 0, outer)), bias)
         return projected[..., : weight.shape[0]].contiguous()
-    if bias is None or not adds_apart(x, weight):
-        return explained_linear(x, weight, bias)
+    if bias is None or not adds_bias_separately(x, weight):
+        return linear_with_amx_advice(x, weight, bias)
     projected = F.linear(x, weight)
     if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
         return projected + bias
     return projected.add_(bias)
 
 
-def missing_zeros(x: Tensor, weight: Tensor) -> tuple[int, int] | None:
+def alignment_padding(x: Tensor, weight: Tensor) -> tuple[int, int] | None:
     """Return how many columns and rows of zeros after ``weight`` put the rows of a 16-bit matmul on 16-byte boundaries.
 
     None if all rows are aligned, for other dtypes and on a CPU. Without the zeros cuBLAS took 1.2 ms on an H200 for
@@ -251,7 +253,7 @@ def missing_zeros(x: Tensor, weight: Tensor) -> tuple[int, int] | None:
     return (inner, outer) if inner or outer else None
 
 
-def adds_apart(x: Tensor, weight: Tensor) -> bool:
+def adds_bias_separately(x: Tensor, weight: Tensor) -> bool:
     """Return whether it is faster to add the bias outside the matmul, by a second launch or by the scan that reads it.
 
     With a bias torch uses cuBLASLt, which searches for an algorithm on every call: 80 us of host time, compared to 30
@@ -259,7 +261,7 @@ def adds_apart(x: Tensor, weight: Tensor) -> bool:
     """
     if not x.is_cuda or x.dtype is not torch.float32 or autocasts(x):
         return False
-    return x.numel() // x.shape[-1] * weight.shape[0] <= SMALL_NUMBERS
+    return x.numel() // x.shape[-1] * weight.shape[0] <= MAX_SEPARATE_BIAS_NUMBERS
 
 
 def linear_backward(
@@ -272,9 +274,9 @@ def linear_backward(
     if needs[2] and grad_bias is None:
         grad_bias = sum_rows(grad)
     outer, inner = weight.shape
-    if x.numel() >= WORTH_PADDING and (zeros := missing_zeros(x, weight)) is not None:
-        x, grad = F.pad(x, (0, zeros[0])), F.pad(grad, (0, zeros[1]))
-        weight = F.pad(weight, (0, zeros[0], 0, zeros[1]))
+    if x.numel() >= MIN_NUMBERS_TO_PAD and (padding := alignment_padding(x, weight)) is not None:
+        x, grad = F.pad(x, (0, padding[0])), F.pad(grad, (0, padding[1]))
+        weight = F.pad(weight, (0, padding[0], 0, padding[1]))
     grad_x = torch.matmul(grad, weight) if needs[0] else None
     grad_weight = grad.reshape(-1, grad.shape[-1]).t().mm(x.reshape(-1, x.shape[-1])) if needs[1] else None
     if weight.shape != (outer, inner):
@@ -285,12 +287,12 @@ def linear_backward(
 
 def sum_rows(x: Tensor) -> Tensor:
     """Sum ``(T, B, W)`` over steps and batch: ``(W,)``."""
-    if x.is_cuda and x.shape[0] * x.shape[1] >= ROWS_AT_ONCE:
-        return sum_in_turn(x)
+    if x.is_cuda and x.shape[0] * x.shape[1] >= MIN_SPLIT_ROWS:
+        return sum_by_axis(x)
     return x.sum((0, 1))
 
 
-def sum_in_turn(x: Tensor) -> Tensor:
+def sum_by_axis(x: Tensor) -> Tensor:
     """Compute ``sum_rows`` over one axis after the other, the shorter one first.
 
     If torch divides a column among many blocks, it allocates 512 bytes per block and column, up to 130 MB in total,

@@ -98,7 +98,7 @@ _is_batched = torch._C._functorch.is_legacy_batchedtensor
 _tracing_state, _transforms_active = torch._C._get_tracing_state, torch._C._are_functorch_transforms_active
 
 
-def is_unwatched(tensors: Iterable[Tensor]) -> bool:
+def is_unobserved(tensors: Iterable[Tensor]) -> bool:
     """Return whether the tensors are plain memory and no compiler, tracer, transform or mode observes the call."""
     if torch.compiler.is_compiling():
         return False
@@ -132,12 +132,12 @@ def autocasts(x: Tensor) -> bool:
     return autocast_dtype(x.device.type) is not None
 
 
-_AS_IT_IS = nullcontext()
+_NULL_CONTEXT = nullcontext()
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
     """Return a context manager that turns autocast off on the device of ``x``."""
-    return torch.autocast(x.device.type, enabled=False) if autocasts(x) else _AS_IT_IS
+    return torch.autocast(x.device.type, enabled=False) if autocasts(x) else _NULL_CONTEXT
 
 
 ISA_VARIABLE, WITHOUT_AMX = "ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16"
@@ -185,7 +185,7 @@ def limit_isa(
     return f"bfloat16 matmuls fail on this CPU, which announces AMX but does not grant it: {ISA_VARIABLE}={WITHOUT_AMX}"
 
 
-def explained_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def linear_with_amx_advice(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Call :func:`torch.nn.functional.linear`, and add advice to the error of a CPU that does not grant AMX."""
     try:
         return F.linear(x, weight, bias)

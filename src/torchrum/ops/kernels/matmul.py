@@ -22,10 +22,10 @@ from torchrum.ops.kernels.triton_launch import (
     TABLE_SLOTS,
     Launch,
     fill_table,
+    is_dry_run,
     padded,
     prefer_shared,
     prepare,
-    rehearsing,
 )
 
 # Tuning, read when a StepMatmul is built. SPLIT_K enables the portable kernel, WEIGHT_FIRST the kernel for Hopper.
@@ -35,7 +35,7 @@ BLOCK = {"forward": 0, "backward": 0}  # columns per tile; 0 chooses
 WARPS = {"forward": 8, "backward": 8}  # for the Hopper kernel; the portable one uses 8 for 128 columns, else 4
 STAGES = 5  # blocks of the left factor in flight
 ROWS = 128  # rows per tile: larger batches use cuBLAS, since they fill the device
-MOST_PARTS = 12
+MAX_PARTS = 12
 PART_WEIGHT = 4  # weight of a part's bytes: the row kernel waits for them (measured at 704 and 1024 units)
 ROW_SHARED = 16 * 1024  # bytes of shared memory left for the row kernel
 INNER = 64  # the hidden axis is padded to a multiple of this
@@ -56,17 +56,17 @@ def split_k_kernel(
     rows = tl.arange(0, BM)
     cols = tl.program_id(0) * BN + tl.arange(0, BN)
     inner = share * (CHUNKS * BK) + tl.arange(0, BK)
-    there = rows[:, None] < M
+    row_mask = rows[:, None] < M
     left += rows[:, None] * K + inner[None, :]
     right += inner[:, None] * RIGHT_K + cols[None, :] * RIGHT_N
     total = tl.zeros([BM, BN], tl.float32)
     for chunk in range(CHUNKS):
         if K % (CHUNKS * BK) == 0:
-            a = tl.load(left, mask=there, other=0.0)
+            a = tl.load(left, mask=row_mask, other=0.0)
             b = tl.load(right)
         else:  # the last share may be short
             inside = inner + chunk * BK < K
-            a = tl.load(left, mask=there & inside[None, :], other=0.0)
+            a = tl.load(left, mask=row_mask & inside[None, :], other=0.0)
             b = tl.load(right, mask=inside[:, None], other=0.0)
         if INTERPRET:  # the interpreter's dot treats bfloat16 as integers
             a, b = a.to(tl.float32), b.to(tl.float32)
@@ -74,7 +74,7 @@ def split_k_kernel(
         left += BK
         right += BK * RIGHT_K
     parts += (share * M + rows[:, None]) * N + cols[None, :]
-    tl.store(parts, total.to(parts.dtype.element_ty), mask=there)
+    tl.store(parts, total.to(parts.dtype.element_ty), mask=row_mask)
 
 
 @triton.jit
@@ -134,46 +134,50 @@ def tiling(B: int, K: int, N: int, processors: int, size: int, block: int = 0) -
         if N % width and width > 32:
             continue
         blocks, tiles = K // INNER, triton.cdiv(N, width)
-        shares = max(1, min(MOST_PARTS, blocks, processors // tiles))
+        shares = max(1, min(MAX_PARTS, blocks, processors // tiles))
         chunks = triton.cdiv(blocks, shares)
         found.append(Tiling(width, tiles, chunks, triton.cdiv(blocks, chunks)))  # no part is empty
-    return min(found, key=lambda cut: cut.traffic(B, processors, size)) if found else tiling(B, K, N, processors, size)
+    return (
+        min(found, key=lambda division: division.traffic(B, processors, size))
+        if found
+        else tiling(B, K, N, processors, size)
+    )
 
 
 class StepMatmul:
     """The matmul ``left (B, K) @ right (K, N)`` at fixed addresses.
 
-    ``out`` is ``(parts, B, N)``, in the dtype ``summed`` if given, else in the dtype of ``left``.
+    ``out`` is ``(parts, B, N)``, in the dtype ``out_dtype`` if given, else in the dtype of ``left``.
     """
 
     def __init__(
-        self, left: Tensor, right: Tensor, pdl: bool, direction: str, summed: torch.dtype | None = None
+        self, left: Tensor, right: Tensor, pdl: bool, direction: str, out_dtype: torch.dtype | None = None
     ) -> None:
         self.left, self.right, self.pdl = left, right, pdl
         (B, K), N = self.sizes = left.shape, right.shape[1]
-        self.parts, summed = 1, summed or left.dtype  # parts are rounded as cuBLAS rounds their sum
+        self.parts, out_dtype = 1, out_dtype or left.dtype  # parts are rounded as cuBLAS rounds their sum
         self.split_k = self.weight_first = False
         if splits(direction, B, left.dtype):
-            self.tiling = tiling(B, K, N, multiprocessors(left), summed.itemsize, BLOCK[direction])
+            self.tiling = tiling(B, K, N, multiprocessors(left), out_dtype.itemsize, BLOCK[direction])
             self.warps = WARPS[direction]
             self.weight_first = self._prepare_weight_first(direction)
             self.split_k = self.weight_first or SPLIT_K[direction]
             if self.split_k:
                 self.parts = self.tiling.parts
-        self.out = torch.empty((self.parts, B, N), dtype=summed, device=left.device)
-        multiply = torch.mm if summed == left.dtype else matmul_16bit
+        self.out = torch.empty((self.parts, B, N), dtype=out_dtype, device=left.device)
+        multiply = torch.mm if out_dtype == left.dtype else matmul_16bit
         self.by_cublas = None if self.split_k else functools.partial(multiply, left, right, out=self.out[0])
 
     def _prepare_weight_first(self, direction: str) -> bool:
         if not WEIGHT_FIRST[direction] or not has_weight_first(self.left):
             return False
         shared = triton.runtime.driver.active.utils.get_device_properties(self.left.device.index)["max_shared_mem"]
-        self.stages = self.places = self.tiling.stages(shared - ROW_SHARED)
+        self.stages = self.slots = self.tiling.stages(shared - ROW_SHARED)
         if self.stages < min(2, self.tiling.chunks):
             return False
         # with more than half of the shared memory per tile, no second tile starts, not even while one ends
         more_than_half = shared // 2 + 4096 - self.tiling.chunks * self.tiling.block * INNER * 2
-        self.places = max(self.places, triton.cdiv(more_than_half, ROWS * INNER * 2))
+        self.slots = max(self.slots, triton.cdiv(more_than_half, ROWS * INNER * 2))
         from torchrum.ops.kernels.matmul_hopper import descriptor
 
         inner_last = self.right.stride(0) == 1
@@ -187,20 +191,20 @@ class StepMatmul:
         """Prepare the launch, which multiplies the values that ``left`` and ``right`` have when it runs."""
         if self.by_cublas is not None:
             return self.by_cublas
-        ((B, K), N), cut = self.sizes, self.tiling
+        ((B, K), N), division = self.sizes, self.tiling
         dependent = {"launch_pdl": True} if self.pdl else {}
         if self.weight_first:
             from torchrum.ops.kernels.matmul_hopper import weight_first_kernel
 
             return prepare(
-                weight_first_kernel, (cut.tiles, cut.parts), *self.descriptors, self.out, B, N=N, CHUNKS=cut.chunks,
-                STAGES=self.stages, PLACES=self.places, BN=cut.block, INNER_LAST=self.inner_last, PDL=self.pdl,
-                num_warps=self.warps, **dependent,
+                weight_first_kernel, (division.tiles, division.parts), *self.descriptors, self.out, B, N=N,
+                CHUNKS=division.chunks, STAGES=self.stages, SLOTS=self.slots, BN=division.block,
+                INNER_LAST=self.inner_last, PDL=self.pdl, num_warps=self.warps, **dependent,
             )  # fmt: skip
         return prepare(
-            split_k_kernel, (cut.tiles, cut.parts), self.left, self.right, self.out, B, N, K,
-            *self.right.stride(), cut.chunks, BM=ROWS, BN=cut.block, BK=INNER, PDL=self.pdl,
-            num_warps=8 if cut.block == 128 else 4, num_stages=4, **dependent,
+            split_k_kernel, (division.tiles, division.parts), self.left, self.right, self.out, B, N, K,
+            *self.right.stride(), division.chunks, BM=ROWS, BN=division.block, BK=INNER, PDL=self.pdl,
+            num_warps=8 if division.block == 128 else 4, num_stages=4, **dependent,
         )  # fmt: skip
 
 
@@ -225,7 +229,7 @@ def multiprocessors(x: Tensor) -> int:
     return torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 132
 
 
-def rounded(x: Tensor) -> bool:
+def uses_tf32(x: Tensor) -> bool:
     """Return whether matmuls of ``x`` use TF32, which a capture fixes; Triton's interpreter follows the setting too."""
     return x.dtype == torch.float32 and tf32_allowed() and (not x.is_cuda or has_tf32(x.device))
 
@@ -233,7 +237,7 @@ def rounded(x: Tensor) -> bool:
 def scan_key(kind: str, direction: str, x: Tensor, *more: Any) -> Hashable:
     """Return the key of all that a scan's graphs depend on: input ``x`` ``(T, B, ...)``, tuning, and ``more``."""
     B = x.shape[1]
-    return kind, direction, x.device, x.dtype, B, rounded(x), triton_launch.PDL, splits(direction, B, x.dtype), *more
+    return kind, direction, x.device, x.dtype, B, uses_tf32(x), triton_launch.PDL, splits(direction, B, x.dtype), *more
 
 
 class ScanSteps:
@@ -275,9 +279,9 @@ class ScanSteps:
         weight = split_right(inputs.weight_hh) if self.bf16x3 else inputs.weight_hh
         self.weight.view(G, -1, pieces, self.HP)[:, :H, :, :H].copy_(weight.view(G, H, pieces, H))
         self.h0.copy_(inputs.h0)
-        for mine, theirs in ((self.lengths, inputs.lengths), (self.seed, inputs.seed)):
-            if mine is not None:
-                mine.copy_(theirs)
+        for buffer, source in ((self.lengths, inputs.lengths), (self.seed, inputs.seed)):
+            if buffer is not None:
+                buffer.copy_(source)
         self.T, self.given = len(inputs.xp), given
         if self.table is not None:
             fill_table(self.table, 0 if self.stride == 1 else self.T - 1, self.T, *given)
@@ -296,9 +300,9 @@ class ScanSteps:
     def warm_up(self) -> None:
         _, row = [enqueue() for enqueue in self.launches(0)][:: self.stride]
         direct = self.row(None, 0)()  # inside another capture, the kernel takes the addresses as arguments
-        if self.flags.get("PDL") and not rehearsing():
+        if self.flags.get("PDL") and not is_dry_run():
             prefer_shared(row)
             prefer_shared(direct)
 
-    def forget(self) -> None:
+    def release_tensors(self) -> None:
         self.given = ()

@@ -33,14 +33,14 @@ def wait_for_predecessor():
 @gluon.jit(do_not_specialize=["M"])
 def weight_first_kernel(
     left, right, parts, M,
-    N: gl.constexpr, CHUNKS: gl.constexpr, STAGES: gl.constexpr, PLACES: gl.constexpr, BN: gl.constexpr,
+    N: gl.constexpr, CHUNKS: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, BN: gl.constexpr,
     INNER_LAST: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Compute ``parts[s] = left[:, ks] @ right[ks]`` for the s-th share of the inner axis, CHUNKS blocks of BK long.
 
     ``left`` and ``right`` are descriptors; right's block is (BN, BK) if the inner axis is its last, else (BK, BN).
     Elements outside of them are zero, so the last share may be short. ``STAGES`` blocks of left are in flight. There is
-    space for ``PLACES`` blocks: more than ``STAGES`` if a multiprocessor must not hold a second tile.
+    space for ``SLOTS`` blocks: more than ``STAGES`` if a multiprocessor must not hold a second tile.
     """
     BM: gl.constexpr = left.block_shape[0]
     BK: gl.constexpr = left.block_shape[1]
@@ -48,36 +48,36 @@ def weight_first_kernel(
     share = gl.program_id(1)
     col = gl.program_id(0) * BN
     inner = share * (CHUNKS * BK)
-    a = gl.allocate_shared_memory(dtype, [PLACES, BM, BK], left.layout)
+    a = gl.allocate_shared_memory(dtype, [SLOTS, BM, BK], left.layout)
     b = gl.allocate_shared_memory(dtype, [CHUNKS] + right.block_shape, right.layout)  # noqa: RUF005
-    a_there = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    b_there = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    mbarrier.init(b_there, count=1)
+    a_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    b_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(b_ready, count=1)
     for stage in gl.static_range(STAGES):
-        mbarrier.init(a_there.index(stage), count=1)
+        mbarrier.init(a_ready.index(stage), count=1)
     fence_async_shared()
 
-    mbarrier.expect(b_there, CHUNKS * right.block_type.nbytes)
+    mbarrier.expect(b_ready, CHUNKS * right.block_type.nbytes)
     for chunk in gl.static_range(CHUNKS):
         if INNER_LAST:
-            tma.async_copy_global_to_shared(right, [col, inner + chunk * BK], b_there, b.index(chunk))
+            tma.async_copy_global_to_shared(right, [col, inner + chunk * BK], b_ready, b.index(chunk))
         else:
-            tma.async_copy_global_to_shared(right, [inner + chunk * BK, col], b_there, b.index(chunk))
+            tma.async_copy_global_to_shared(right, [inner + chunk * BK, col], b_ready, b.index(chunk))
     for stage in gl.static_range(STAGES):
-        mbarrier.expect(a_there.index(stage), left.block_type.nbytes)
+        mbarrier.expect(a_ready.index(stage), left.block_type.nbytes)
     if PDL:
         wait_for_predecessor()
         launch_dependents()  # after the wait: the next kernel may read what earlier kernels wrote
     for stage in gl.static_range(STAGES):
-        tma.async_copy_global_to_shared(left, [0, inner + stage * BK], a_there.index(stage), a.index(stage))
+        tma.async_copy_global_to_shared(left, [0, inner + stage * BK], a_ready.index(stage), a.index(stage))
 
     accumulator: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[gl.num_warps(), 1], instr_shape=[16, BN, 16]
     )
     total = gl.zeros([BM, BN], gl.float32, accumulator)
-    mbarrier.wait(b_there, 0)
+    mbarrier.wait(b_ready, 0)
     for chunk in gl.static_range(CHUNKS):
-        mbarrier.wait(a_there.index(chunk % STAGES), (chunk // STAGES) & 1)
+        mbarrier.wait(a_ready.index(chunk % STAGES), (chunk // STAGES) & 1)
         weight = b.index(chunk)
         if INNER_LAST:
             weight = weight.permute((1, 0))
@@ -86,9 +86,9 @@ def weight_first_kernel(
             total = warpgroup_mma_wait(num_outstanding=1, deps=(total,))
             gl.thread_barrier()
             free = (chunk - 1) % STAGES
-            mbarrier.expect(a_there.index(free), left.block_type.nbytes)
+            mbarrier.expect(a_ready.index(free), left.block_type.nbytes)
             offset = inner + (chunk - 1 + STAGES) * BK
-            tma.async_copy_global_to_shared(left, [0, offset], a_there.index(free), a.index(free))
+            tma.async_copy_global_to_shared(left, [0, offset], a_ready.index(free), a.index(free))
     total = warpgroup_mma_wait(num_outstanding=0, deps=(total,))
 
     VECTOR: gl.constexpr = 16 * 8 // parts.dtype.element_ty.primitive_bitwidth

@@ -124,7 +124,7 @@ def zoneout_keep_new(seed, t, index, threshold: tl.constexpr):
 
 
 @triton.jit
-def settled(mask):
+def materialize(mask):
     """Return ``mask``, computed here: the compiler would delay it to its first use, behind a wait."""
     if INTERPRET:
         return mask

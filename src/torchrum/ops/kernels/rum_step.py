@@ -6,9 +6,9 @@ import triton.language as tl
 from torchrum.ops.kernels.rows import (
     activate,
     load_ln,
+    materialize,
     moments,
     moments2,
-    settled,
     sigmoid,
     sum2,
     sum3,
@@ -85,14 +85,14 @@ def load_norms(ln_weight, ln_bias, j, mask, H: tl.constexpr, GATE: tl.constexpr,
 
 
 @triton.jit
-def kept_new(lengths, seed, t, b, j, H: tl.constexpr, ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr):
+def new_value_mask(lengths, seed, t, b, j, H: tl.constexpr, ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr):
     """Return the mask of units that take the new state, from zoneout and the length; None if all units do."""
     keep = None
     if ZONEOUT == "train":
         keep = zoneout_keep_new(tl.load(seed), t, b * H + j, KEEP_BELOW)
         if lengths is not None:
             keep = keep & (t < tl.load(lengths + b))
-        keep = settled(keep)
+        keep = materialize(keep)
     elif lengths is not None:
         keep = t < tl.load(lengths + b)
     return keep
@@ -168,8 +168,8 @@ def rum_cell(
         else:
             tt, et, th, total_t = sum4(tau * tau, eps * tau, tau * h, tau)
 
-    turn = rotation_scalars(eps, tau, h, j, mask, ee, eh, tt, et, th, H)
-    inv_eps, inv_tau, cos, _, p, q, al, be, ga, i, _, _ = turn
+    rotation = rotation_scalars(eps, tau, h, j, mask, ee, eh, tt, et, th, H)
+    inv_eps, inv_tau, cos, _, p, q, al, be, ga, i, _, _ = rotation
     new = eps + h + (al * inv_eps) * eps + (be * inv_tau) * tau + tl.where(j == i, ga, 0.0)
     if LN != "none":
         # moments of eps + z without another sum: |z| = |h|, and eps.z = |eps| (2 p cos - q)
@@ -186,4 +186,4 @@ def rum_cell(
     if GATE:
         new = u * h + (1.0 - u) * new
     new = tl.where(mask, new, 0.0)
-    return new, turn, (mean_t, rstd_t, mean_u, rstd_u, mean_c, rstd_c)
+    return new, rotation, (mean_t, rstd_t, mean_u, rstd_u, mean_c, rstd_c)

@@ -47,9 +47,9 @@ def load_step(xp, out, gates, h0, row, t, b, B, j, mask, H: tl.constexpr, GATE: 
 
 @triton.jit
 def store_stats(stats, cell, GATE: tl.constexpr, LN: tl.constexpr, ETA: tl.constexpr):
-    """Store the scalars of ``cell``, a result of ``rum_cell``, for ``redo_step``."""
-    new, turn, norm_moments = cell
-    inv_eps, inv_tau, cos, k, p, q, al, be, ga, i, e_i, inv_f = turn
+    """Store the scalars of ``cell``, a result of ``rum_cell``, for ``recompute_step``."""
+    new, rotation, norm_moments = cell
+    inv_eps, inv_tau, cos, k, p, q, al, be, ga, i, e_i, inv_f = rotation
     mean_t, rstd_t, mean_u, rstd_u, mean_c, rstd_c = norm_moments
     tl.store(stats + 0, inv_eps)
     tl.store(stats + 1, inv_tau)
@@ -77,23 +77,24 @@ def store_stats(stats, cell, GATE: tl.constexpr, LN: tl.constexpr, ETA: tl.const
 
 
 @triton.jit
-def tau_grad(dz, dz_s, dz_w, e, w, h, turn):
+def tau_grad(dz, dz_s, dz_w, e, w, h, rotation):
     """Compute the gradient of tau from ``dz``, that of ``Rot(eps, tau) h``, and its inner products with e + w and w.
 
     It is zero for a half turn.
     """
-    _, inv_tau, cos, k, _, q, al, be, _, _, _, _ = turn
+    _, inv_tau, cos, k, _, q, al, be, _, _, _, _ = rotation
     dq = -k * dz_s
     dcos = -k * al * dz_s
     return inv_tau * (be * dz + dq * h + dcos * e - (be * dz_w + dq * q + dcos * cos) * w)
 
 
 @triton.jit
-def rotation_backward(dz, dz_e, dz_w, e, w, h, turn, j):
+def rotation_backward(dz, dz_e, dz_w, e, w, h, rotation, j):
     """Compute the gradients of h, eps and tau from ``dz``, the gradient of ``Rot(eps, tau) h``, and its inner products
-    with e and w; also return the inner product of ``dz`` with e + w. ``turn`` holds the values of ``rotation_scalars``.
+    with e and w; also return the inner product of ``dz`` with e + w. ``rotation`` holds the values of
+    ``rotation_scalars``.
     """
-    inv_eps, _, cos, k, p, _, al, _, _, i, e_i, inv_f = turn
+    inv_eps, _, cos, k, p, _, al, _, _, i, e_i, inv_f = rotation
     dz_s = dz_e + dz_w
     if cos < ACCURATE_COS:  # e and w nearly cancel, so the two inner products would too
         dz_s = tl.sum(dz * (e + w), 0)
@@ -102,7 +103,7 @@ def rotation_backward(dz, dz_e, dz_w, e, w, h, turn, j):
     dcos = -k * al * dz_s
     dh = dz + dp * e + dq * w
     deps = inv_eps * (al * dz + dp * h + dcos * w - (al * dz_e + dp * p + dcos * cos) * e)
-    dtau = tau_grad(dz, dz_s, dz_w, e, w, h, turn)
+    dtau = tau_grad(dz, dz_s, dz_w, e, w, h, rotation)
     if i >= 0.0:  # half turn H_f H_e h, with the second axis f treated as a constant
         axis = tl.where(j == i.to(tl.int32), 1.0, 0.0)
         dz_f = (tl.sum(dz * axis, 0) - e_i * dz_e) * inv_f
@@ -115,11 +116,11 @@ def rotation_backward(dz, dz_e, dz_w, e, w, h, turn, j):
 
 
 @triton.jit
-def redo_step(
+def recompute_step(
     tau_raw, u_raw, eps, h, stats, norms, j, mask,
     GATE: tl.constexpr, LN: tl.constexpr, ACTIVATION: tl.constexpr, ETA: tl.constexpr,
 ):  # fmt: skip
-    """Recompute the step, pointwise: the vectors for ``undo_step`` that do not depend on the gradient."""
+    """Recompute the step, pointwise: the vectors for ``step_backward`` that do not depend on the gradient."""
     inv_eps = tl.load(stats + 0)
     inv_tau = tl.load(stats + 1)
     cos = tl.load(stats + 2)
@@ -185,10 +186,10 @@ def redo_step(
 
 
 @triton.jit
-def sums_ahead(again, GATE: tl.constexpr, LN: tl.constexpr, ETA: tl.constexpr):
-    """Compute the sums of ``undo_step`` that do not depend on the gradient: the sums with ``mixed`` in place of the
+def precompute_sums(recomputed, GATE: tl.constexpr, LN: tl.constexpr, ETA: tl.constexpr):
+    """Compute the sums of ``step_backward`` that do not depend on the gradient: the sums with ``mixed`` in place of the
     gradient, and the terms that layer norm subtracts from the inner products with e and w."""
-    _, vectors, layers = again
+    _, vectors, layers = recomputed
     e, w, _, slope, slope_gate, mixed, _ = vectors
     _, _, _, normed_u, weight_u, _, _, normed_c, weight_c, _ = layers
     mixed_e, mixed_w, mixed_1, mixed_n, mixed_gate, mixed_gate_n = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
@@ -211,19 +212,20 @@ def sums_ahead(again, GATE: tl.constexpr, LN: tl.constexpr, ETA: tl.constexpr):
 
 
 @triton.jit
-def undo_step(
-    dh, again, ahead, keep, h, stats, dseen, j, mask,
+def step_backward(
+    dh, recomputed, precomputed, keep, h, stats, saved_dnew, j, mask,
     H: tl.constexpr, GATE: tl.constexpr, LN: tl.constexpr, ETA: tl.constexpr, ZONEOUT: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of the raw tau, the raw gate, eps and the state before the step from ``dh``, the gradient
     of the new state.
 
-    With layer norm, store the values for ``step_norm_grads`` in ``dseen`` and in the scalars from FROM_BACKWARD on.
+    With layer norm, store the values for ``step_norm_grads`` in ``saved_dnew`` and in the scalars from FROM_BACKWARD
+    on.
     """
-    turn, vectors, layers = again
+    rotation, vectors, layers = recomputed
     e, w, gate, slope, slope_gate, mixed, inv_norm = vectors
     normed_t, weight_t, rstd_t, normed_u, weight_u, rstd_u, slope_u, normed_c, weight_c, rstd_c = layers
-    mixed_e, mixed_w, mixed_1, mixed_n, mixed_gate, mixed_gate_n, sum_e, sum_w, n_e, n_w = ahead
+    mixed_e, mixed_w, mixed_1, mixed_n, mixed_gate, mixed_gate_n, sum_e, sum_w, n_e, n_w = precomputed
     # backward of lengths and zoneout
     dprev = tl.zeros_like(dh)
     dnew = dh
@@ -242,8 +244,8 @@ def undo_step(
         else:
             along, dz_e, dz_w = sum3(dnew * mixed, dnew * slope * e, dnew * slope * w)
     else:
-        tl.store(dseen + j, dnew.to(dseen.dtype.element_ty), mask=mask)
-        slope *= weight_c  # as in sums_ahead, but only now: one vector less to hold while the gradient arrives
+        tl.store(saved_dnew + j, dnew.to(saved_dnew.dtype.element_ty), mask=mask)
+        slope *= weight_c  # as in precompute_sums, but only now: one vector less to hold while the gradient arrives
         to_c = dnew * slope
         if GATE:
             slope_gate *= weight_u
@@ -286,7 +288,7 @@ def undo_step(
         dz = ln_backward(dz, normed_c, 1.0, rstd_c, total, projection, H)
         dz_e = ln_backward(dz_e, n_e, 1.0, rstd_c, total * sum_e, projection, H)
         dz_w = ln_backward(dz_w, n_w, 1.0, rstd_c, total * sum_w, projection, H)
-    dh_turn, deps, dtau, dz_s = rotation_backward(dz, dz_e, dz_w, e, w, h, turn, j)
+    dh_rotation, deps, dtau, dz_s = rotation_backward(dz, dz_e, dz_w, e, w, h, rotation, j)
     if LN != "none":
         stats += FROM_BACKWARD
         tl.store(stats + 0, along)
@@ -297,17 +299,17 @@ def undo_step(
         dtau_c = dtau * weight_t
         total, projection = sum2(dtau_c, dtau_c * normed_t)
         dtau = ln_backward(dtau, normed_t, weight_t, rstd_t, total, projection, H)
-    return dtau, dgate, dz + deps, dprev + dh_turn
+    return dtau, dgate, dz + deps, dprev + dh_rotation
 
 
 @triton.jit
 def step_norm_grads(
-    dnew, again, h, stats,
+    dnew, recomputed, h, stats,
     H: tl.constexpr, GATE: tl.constexpr, LN: tl.constexpr, ETA: tl.constexpr,
 ):  # fmt: skip
     """Recompute the gradients of the layer norms' outputs for tau, the gate and the candidate, each with its normalised
-    value, pointwise from the values that ``undo_step`` stored."""
-    turn, vectors, layers = again
+    value, pointwise from the values that ``step_backward`` stored."""
+    rotation, vectors, layers = recomputed
     e, w, _, slope, slope_gate, mixed, inv_norm = vectors
     normed_t, _, _, normed_u, _, _, _, normed_c, weight_c, rstd_c = layers
     stats += FROM_BACKWARD
@@ -315,19 +317,20 @@ def step_norm_grads(
         dnew = (ETA * inv_norm) * (dnew - tl.load(stats + 0) * mixed)
     dc = dnew * slope
     dz = ln_backward(dc, normed_c, weight_c, rstd_c, tl.load(stats + 1), tl.load(stats + 2), H)
-    dtau = tau_grad(dz, tl.load(stats + 3), tl.load(stats + 4), e, w, h, turn)
+    dtau = tau_grad(dz, tl.load(stats + 3), tl.load(stats + 4), e, w, h, rotation)
     return dtau, normed_t, dnew * slope_gate, normed_u, dc, normed_c
 
 
 # Gradients of layer norm's gains and shifts, after the loop: a sum over all steps and rows, which no step depends on.
-# Each step saved the gradient of its state before zoneout (``dseen``) and five scalars per row; the rest is recomputed.
+# Each step saved the gradient of its state before zoneout (``saved_dnew``) and five scalars per row; the rest is
+# recomputed.
 NORM_PROGRAMS = 2048  # each has its own rows and columns; the results are summed over the rows afterwards
 NORM_BLOCK = 256  # columns per program
 
 
 @triton.jit(do_not_specialize=["rows", "B"])
 def rum_norm_grad_kernel(
-    gates, eps, states, h0, stats, dseen, sums, ln_weight, ln_bias, rows, B,
+    gates, eps, states, h0, stats, saved_dnew, sums, ln_weight, ln_bias, rows, B,
     H: tl.constexpr, BLOCK: tl.constexpr, GATE: tl.constexpr, LN: tl.constexpr,
     ACTIVATION: tl.constexpr, ETA: tl.constexpr,
     GATES_WIDTH: tl.constexpr, EPS_WIDTH: tl.constexpr, STATES_WIDTH: tl.constexpr,
@@ -355,10 +358,10 @@ def rum_norm_grad_kernel(
         else:
             h = tl.load(states + (row - B) * STATES_WIDTH + j, mask=mask & (row >= B), other=0.0).to(tl.float32)
             h += tl.load(h0 + row * H + j, mask=mask & (row < B), other=0.0)
-        dnew = tl.load(dseen + row * H + j, mask=mask, other=0.0).to(tl.float32)
+        dnew = tl.load(saved_dnew + row * H + j, mask=mask, other=0.0).to(tl.float32)
         stat = stats + row * STATS
-        again = redo_step(tau_raw, u_raw, eps_row, h, stat, norms, j, mask, GATE, LN, ACTIVATION, ETA)
-        dtau, normed_t, dgate, normed_u, dc, normed_c = step_norm_grads(dnew, again, h, stat, H, GATE, LN, ETA)
+        recomputed = recompute_step(tau_raw, u_raw, eps_row, h, stat, norms, j, mask, GATE, LN, ACTIVATION, ETA)
+        dtau, normed_t, dgate, normed_u, dc, normed_c = step_norm_grads(dnew, recomputed, h, stat, H, GATE, LN, ETA)
         gain_t += dtau * normed_t
         shift_t += dtau
         gain_c += dc * normed_c
@@ -384,7 +387,7 @@ def norm_grads(
     states: Tensor,
     h0: Tensor | None,
     stats: Tensor,
-    dseen: Tensor,
+    saved_dnew: Tensor,
     ln_weight: Tensor,
     ln_bias: Tensor,
     flags: dict[str, Any],
@@ -400,15 +403,15 @@ def norm_grads(
         flags: compile-time arguments of the row kernel.
     """
     H = flags["H"]
-    (T, B), size = dseen.shape[:2], ln_weight.numel()
+    (T, B), size = saved_dnew.shape[:2], ln_weight.numel()
     rows = T * B
     block = min(NORM_BLOCK, flags["BLOCK"])
     tiles = triton.cdiv(H, block)
     programs = min(rows, triton.cdiv(NORM_PROGRAMS, tiles))
-    sums = torch.empty((programs, 2, size), device=dseen.device)
+    sums = torch.empty((programs, 2, size), device=saved_dnew.device)
     launch(
         rum_norm_grad_kernel, (programs, tiles),
-        gates, eps, states, h0, stats, dseen, sums, ln_weight, ln_bias, rows, B,
+        gates, eps, states, h0, stats, saved_dnew, sums, ln_weight, ln_bias, rows, B,
         H=H, BLOCK=block, **{name: flags[name] for name in ("GATE", "LN", "ACTIVATION", "ETA")},
         GATES_WIDTH=gates.stride(1), EPS_WIDTH=eps.stride(1), STATES_WIDTH=states.stride(1),
         num_warps=max(1, block // 128),

@@ -26,7 +26,7 @@ from torchrum.ops.kernels.cuda import recording
 from torchrum.ops.kernels.rows import INTERPRET
 
 THREADS_PER_CORE = 2  # each waits half of the time for the GIL, the assembler or the C compiler
-MOST_THREADS = 32
+MAX_THREADS = 32
 
 Launch = Callable[[], Any]
 """A launch with all of its arguments; calling it enqueues one kernel."""
@@ -34,20 +34,20 @@ Launch = Callable[[], Any]
 _this_thread = threading.local()
 
 
-def rehearsing() -> bool:
+def is_dry_run() -> bool:
     """Return whether launches of this thread only compile."""
-    return getattr(_this_thread, "rehearsing", False)
+    return getattr(_this_thread, "is_dry_run", False)
 
 
 def prepare(kernel: Any, grid: tuple[int, ...], *args: Any, **flags: Any) -> Launch:
-    """Prepare the launch of a Triton kernel, which returns the compiled kernel; in a rehearsal it only compiles."""
-    if rehearsing():  # with the same arguments, so that the launch finds the compiled kernel
+    """Prepare the launch of a Triton kernel, which returns the compiled kernel; in a dry run it only compiles."""
+    if is_dry_run():  # with the same arguments, so that the launch finds the compiled kernel
         return functools.partial(kernel.warmup, *args, grid=grid, **flags)
     return functools.partial(kernel[grid], *args, **flags)
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **flags: Any) -> None:
-    """Launch a Triton kernel; in a rehearsal, only compile it."""
+    """Launch a Triton kernel; in a dry run, only compile it."""
     prepare(kernel, grid, *args, **flags)()
 
 
@@ -55,7 +55,7 @@ class _Compilers(ThreadPoolExecutor):
     """Threads that compile kernels for one device, and build and load their launchers."""
 
     def __init__(self, device: int) -> None:
-        super().__init__(min(MOST_THREADS, THREADS_PER_CORE * (os.cpu_count() or 1)))
+        super().__init__(min(MAX_THREADS, THREADS_PER_CORE * (os.cpu_count() or 1)))
         self.device = device
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -68,28 +68,28 @@ class _Compilers(ThreadPoolExecutor):
         return kernel
 
 
-def compile_together(rehearse: Callable[[], object]) -> None:
-    """Compile every kernel that ``rehearse`` launches, in parallel; all are ready on return.
+def compile_in_parallel(dry_run: Callable[[], object]) -> None:
+    """Compile every kernel that ``dry_run`` launches, in parallel; all are ready on return.
 
     A kernel that fails here is compiled at its launch; so is every kernel if Triton has no asynchronous compilation.
     """
-    if INTERPRET.value or rehearsing():
+    if INTERPRET.value or is_dry_run():
         return
-    _this_thread.rehearsing = True
+    _this_thread.is_dry_run = True
     try:
         from triton import AsyncCompileMode
 
         with _Compilers(torch.cuda.current_device()) as compilers, AsyncCompileMode(compilers, ignore_errors=True):
-            rehearse()
+            dry_run()
     except Exception:  # the launch will raise the error again
         pass
     finally:
-        _this_thread.rehearsing = False
+        _this_thread.is_dry_run = False
 
 
 # Tuning, read when a scan's buffers are built (clear_graphs() frees them).
 LANES_PER_WARP = 256  # lanes of a row per warp
-MOST_WARPS = 8
+MAX_WARPS = 8
 ROW_REGISTERS = 40 * 1024  # of a multiprocessor's 64 * 1024, with PDL: the rest is for a matmul's tile
 PDL = True  # programmatic dependent launch: start each kernel while the previous one drains
 
@@ -112,10 +112,10 @@ def takes_pdl(operand: Tensor) -> bool:
     return operand.dtype != torch.float32 and pdl_runs(operand)
 
 
-def row_flags(H: int, pdl: bool, most_warps: int = MOST_WARPS) -> dict[str, Any]:
+def row_flags(H: int, pdl: bool, max_warps: int = MAX_WARPS) -> dict[str, Any]:
     """Return the compile-time arguments that every row kernel takes."""
     block = max(32, triton.next_power_of_2(H))
-    warps = min(most_warps, max(1, block // LANES_PER_WARP))
+    warps = min(max_warps, max(1, block // LANES_PER_WARP))
     flags = {"H": H, "HP": padded(H), "BLOCK": block, "PDL": pdl, "num_warps": warps}
     if pdl:
         flags["launch_pdl"] = True
@@ -129,7 +129,7 @@ def row_registers(num_warps: int) -> int:
 
 LARGEST_CHUNK = 128  # steps in the longest graph
 SHORTEST_GRAPHED = 4  # fewer steps are launched one by one
-KEPT_SCANS = 24  # beyond this number the least recently used scans free their graphs and buffers
+MAX_CACHED_SCANS = 24  # beyond this number the least recently used scans free their graphs and buffers
 TABLE_SLOTS = 10  # even, so that the slots of a chain's cells are on 16-byte boundaries
 
 
@@ -199,7 +199,7 @@ class Steps(Protocol):
     def warm_up(self) -> None:
         """Enqueue each kernel once, in every variant that a later call may capture."""
 
-    def forget(self) -> None:
+    def release_tensors(self) -> None:
         """Drop the tensors of this call."""
 
 
@@ -219,11 +219,11 @@ class Pass(Generic[S, R]):
     """Load this call's data into the buffers and the table."""
     finish: Callable[[S], R]
     """Copy the results out of the buffers, which the next call overwrites."""
-    following: Callable[[], object] | None = None
+    next_pass: Callable[[], object] | None = None
     """Run the next scan, so that its kernels are compiled together with this scan's."""
 
 
-class _Graphed:
+class _GraphedScan:
     """A scan's buffers and its graphs, one for each chunk length used so far."""
 
     def __init__(self, steps: Any) -> None:
@@ -232,16 +232,16 @@ class _Graphed:
         self.warm = False
 
     @contextmanager
-    def chunk(self, length: int, place: "_Place") -> Iterator[None]:
+    def chunk(self, length: int, resources: "_DeviceResources") -> Iterator[None]:
         """Record the steps launched inside as the graph of ``length`` steps; at its end the table's step advances."""
         graph = torch.cuda.CUDAGraph()
-        with recording(graph, place.pool, place.stream, other_threads=True):
+        with recording(graph, resources.pool, resources.stream, other_threads=True):
             yield
             self.steps.table[:1].add_(self.steps.stride * length)
         self.graphs[length] = graph
 
 
-class _Place:
+class _DeviceResources:
     """The stream, memory pool and event that all scans on one device share.
 
     The graphs share cuBLAS's workspace of the capturing stream, so two replays must not overlap: each scan waits for
@@ -260,8 +260,8 @@ class _Place:
 
 
 _lock = threading.RLock()  # autograd runs the backward in its own thread
-_places: dict[torch.device, _Place] = {}
-_scans: "OrderedDict[Hashable, _Graphed]" = OrderedDict()
+_device_resources: dict[torch.device, _DeviceResources] = {}
+_scans: "OrderedDict[Hashable, _GraphedScan]" = OrderedDict()
 
 
 def can_graph(x: Tensor, T: int) -> bool:
@@ -285,9 +285,9 @@ def run_pass(scan_pass: Pass[S, R], x: Tensor, T: int) -> R:
                 enqueue()
         return scan_pass.finish(steps)
     with _lock:
-        place, scan = _find_scan(scan_pass)
-        if rehearsing():
-            return _rehearse(scan, scan_pass)
+        resources, scan = _find_scan(scan_pass)
+        if is_dry_run():
+            return _dry_run(scan, scan_pass)
         try:
             if not scan.warm:
                 _warm_up(scan, scan_pass)
@@ -295,7 +295,7 @@ def run_pass(scan_pass: Pass[S, R], x: Tensor, T: int) -> R:
             lengths = chunk_lengths(T)
             for length in lengths:
                 if length not in scan.graphs:
-                    with scan.chunk(length, place):
+                    with scan.chunk(length, resources):
                         for t in range(length):
                             for enqueue in scan.steps.launches(t):
                                 enqueue()
@@ -303,54 +303,54 @@ def run_pass(scan_pass: Pass[S, R], x: Tensor, T: int) -> R:
                 scan.graphs[length].replay()
             return scan_pass.finish(scan.steps)
         finally:  # even after an error: launched kernels may still be running, and a scan on another stream must wait
-            scan.steps.forget()
-            place.done.record()
+            scan.steps.release_tensors()
+            resources.done.record()
 
 
-def _find_scan(scan_pass: Pass[S, R]) -> tuple[_Place, _Graphed]:
+def _find_scan(scan_pass: Pass[S, R]) -> tuple[_DeviceResources, _GraphedScan]:
     """Find or build the buffers and graphs of a pass on the current device, and wait until the buffers are free."""
     device, key = torch.device("cuda", torch.cuda.current_device()), scan_pass.key()
-    if device not in _places:
-        _places[device] = _Place()
-    place = _places[device]
-    torch.cuda.current_stream().wait_event(place.done)
+    if device not in _device_resources:
+        _device_resources[device] = _DeviceResources()
+    resources = _device_resources[device]
+    torch.cuda.current_stream().wait_event(resources.done)
     scan = _scans.get(key)
     if scan is None:
         with torch.inference_mode(False), torch.no_grad():  # the buffers outlive the first call and its mode
-            scan = _scans[key] = _Graphed(scan_pass.build(True))
+            scan = _scans[key] = _GraphedScan(scan_pass.build(True))
         _evict()
     _scans.move_to_end(key)
-    return place, scan
+    return resources, scan
 
 
-def _warm_up(scan: _Graphed, scan_pass: Pass[S, R]) -> None:
+def _warm_up(scan: _GraphedScan, scan_pass: Pass[S, R]) -> None:
     """Compile and load the kernels, since neither may happen during a capture."""
-    compile_together(lambda: _rehearse(scan, scan_pass, onwards=True))
+    compile_in_parallel(lambda: _dry_run(scan, scan_pass, with_next=True))
     scan_pass.begin(scan.steps)
     scan.steps.warm_up()
     scan.warm = True
 
 
-def _rehearse(scan: _Graphed, scan_pass: Pass[S, R], onwards: bool = False) -> R:
-    """Compile every launch of a call and, if ``onwards``, of the next scan; the results are meaningless."""
+def _dry_run(scan: _GraphedScan, scan_pass: Pass[S, R], with_next: bool = False) -> R:
+    """Compile every launch of a call and, if ``with_next``, of the next scan; the results are meaningless."""
     scan_pass.begin(scan.steps)
     scan.steps.warm_up()
     result = scan_pass.finish(scan.steps)
-    scan.steps.forget()
-    if onwards and scan_pass.following is not None:
-        scan_pass.following()
+    scan.steps.release_tensors()
+    if with_next and scan_pass.next_pass is not None:
+        scan_pass.next_pass()
     return result
 
 
 def _evict() -> None:
-    while len(_scans) > KEPT_SCANS:
+    while len(_scans) > MAX_CACHED_SCANS:
         _wait_for_all()
         _scans.popitem(last=False)
 
 
 def _wait_for_all() -> None:
-    for place in _places.values():
-        place.done.synchronize()  # after this the buffers are unused
+    for resources in _device_resources.values():
+        resources.done.synchronize()  # after this the buffers are unused
 
 
 def clear_graphs() -> None:

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from torchrum.ops._dispatch import Backend, Choice, choose_reference
 from torchrum.ops.kernels.flops import register_flops
-from torchrum.ops.kernels.machine import autocasts, is_unwatched
+from torchrum.ops.kernels.machine import autocasts, is_unobserved
 from torchrum.ops.kernels.masks import draw_seed
 from torchrum.ops.rum_scan import native
 from torchrum.ops.rum_scan.designs import choose_design
@@ -82,7 +82,7 @@ def rum_scan(
     design, _ = choose_design(inputs, options, backend, learnable_lam=lam is not None)
     if design.module is None:
         return rum_scan_reference(inputs, options, lam=lam)
-    if not torch.is_grad_enabled() and is_unwatched((xp, inputs.h0, inputs.weight_hh)) and not autocasts(xp):
+    if not torch.is_grad_enabled() and is_unobserved((xp, inputs.h0, inputs.weight_hh)) and not autocasts(xp):
         out, R, _ = design.module.forward(inputs, options, save=False)
         return out, R
     if not torch.compiler.is_compiling():

@@ -41,7 +41,7 @@ TORCH = Design("torch", "torch", torch_scan)
 
 DESIGNS = (PERSISTENT, STEPWISE, LAM1, NATIVE, TORCH)
 
-MOST_DECISIONS = 4096
+MAX_CACHED_DESIGNS = 4096
 
 
 def operator_obstacle(options: RumOptions, learnable_lam: bool) -> str | None:
@@ -58,53 +58,53 @@ def operator_obstacle(options: RumOptions, learnable_lam: bool) -> str | None:
     return None
 
 
-_decisions: dict[tuple[Any, ...], tuple[Design, str]] = {}
+_design_cache: dict[tuple[Any, ...], tuple[Design, str]] = {}
 
 
 def choose_design(
-    inputs: ScanInputs, options: RumOptions, asked: str, *, learnable_lam: bool = False, insist: bool = True
+    inputs: ScanInputs, options: RumOptions, requested: str, *, learnable_lam: bool = False, strict: bool = True
 ) -> tuple[Design, str]:
     """Choose the design that runs a scan, once for each shape, dtype, device and set of options.
 
     Args:
         inputs, options: the scan.
-        asked: ``"auto"``, a backend or a design.
+        requested: ``"auto"``, a backend or a design.
         learnable_lam: whether lam is a parameter.
-        insist: raise ``ValueError`` if ``asked`` cannot run. An operator call passes False and takes the next slower
-            design instead: a program may be exported on a machine with the backend and used on one without it.
+        strict: raise ``ValueError`` if ``requested`` cannot run. An operator call passes False and takes the next
+            slower design instead: a program may be exported on a machine with the backend and used on one without it.
 
     Returns:
         The design, ``REFERENCE`` if no other can run, and the reason.
     """
     xp = inputs.xp
     if type(xp) is not Tensor or torch.compiler.is_compiling() or forward_ad._current_level >= 0:
-        return _choose(inputs, options, asked, learnable_lam, insist)
-    key = (xp.shape, xp.dtype, xp.device, options, learnable_lam, asked, insist)
-    found = _decisions.get(key)
+        return _choose(inputs, options, requested, learnable_lam, strict)
+    key = (xp.shape, xp.dtype, xp.device, options, learnable_lam, requested, strict)
+    found = _design_cache.get(key)
     if found is None:
-        if len(_decisions) >= MOST_DECISIONS:  # for example if the length of the sequences keeps changing
-            _decisions.clear()
-        found = _decisions[key] = _choose(inputs, options, asked, learnable_lam, insist)
+        if len(_design_cache) >= MAX_CACHED_DESIGNS:  # for example if the length of the sequences keeps changing
+            _design_cache.clear()
+        found = _design_cache[key] = _choose(inputs, options, requested, learnable_lam, strict)
     return found
 
 
 def _choose(
-    inputs: ScanInputs, options: RumOptions, asked: str, learnable_lam: bool, insist: bool
+    inputs: ScanInputs, options: RumOptions, requested: str, learnable_lam: bool, strict: bool
 ) -> tuple[Design, str]:
-    common = operator_obstacle(options, learnable_lam) if insist else None
+    common = operator_obstacle(options, learnable_lam) if strict else None
     # a compiler must not specialise on the batch size, on which the choice among a backend's designs depends
-    tracing = insist and torch.compiler.is_compiling()
+    tracing = strict and torch.compiler.is_compiling()
     designs = [d for d in DESIGNS if common or (d.lam in (None, options.lam) and not (tracing and d.sized))]
-    if not insist:
-        first = next((i for i, design in enumerate(designs) if asked in (design.backend, design.name)), 0)
-        designs, asked = designs[first:], "auto"
+    if not strict:
+        first = next((i for i, design in enumerate(designs) if requested in (design.backend, design.name)), 0)
+        designs, requested = designs[first:], "auto"
 
     def obstacle_of(design: Design) -> str | None:
         return None if design is REFERENCE else common or design.module.obstacle(inputs, options)
 
-    return choose_backend(asked, (*designs, REFERENCE), obstacle_of)
+    return choose_backend(requested, (*designs, REFERENCE), obstacle_of)
 
 
-def forget_decisions() -> None:
+def clear_design_cache() -> None:
     """Clear the cached choices after the machine has changed, for example if a compiler was installed."""
-    _decisions.clear()
+    _design_cache.clear()

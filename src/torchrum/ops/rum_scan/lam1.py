@@ -57,10 +57,12 @@ def obstacle(inputs: ScanInputs, options: RumOptions) -> str | None:
         return f"the lam=1 kernel holds hidden sizes up to {MAX_HIDDEN} on chip, and this one is {hidden}"
     if (reason := nvrtc_obstacle()) is not None:
         return reason
-    needed = 4 * _cut("backward", hidden, xp.dtype, options, rows_per_thread(hidden), CHECKPOINT_EVERY).shared_floats
-    granted = shared_bytes(xp.device)
-    if granted is not None and needed > granted:
-        return f"the lam=1 kernel needs {needed} bytes of shared memory, and the device grants {granted}"
+    needed = (
+        4 * _make_layout("backward", hidden, xp.dtype, options, rows_per_thread(hidden), CHECKPOINT_EVERY).shared_floats
+    )
+    available = shared_bytes(xp.device)
+    if available is not None and needed > available:
+        return f"the lam=1 kernel needs {needed} bytes of shared memory, and the device grants {available}"
     return None
 
 
@@ -89,14 +91,14 @@ def forward(
     (T, B, _), H = xp.shape, h0.shape[-1]
     out, R_n = xp.new_empty(T, B, H), xp.new_empty(B, H, H, dtype=torch.float32)
     segments = (max(T, 1) - 1) // CHECKPOINT_EVERY
-    kept = xp.new_empty(segments, B, H, H, dtype=torch.float32) if save and segments > 0 else None
-    results = Results(out, R_n, Residuals(None, kept))
+    checkpoints = xp.new_empty(segments, B, H, H, dtype=torch.float32) if save and segments > 0 else None
+    results = Results(out, R_n, Residuals(None, checkpoints))
     if out.numel() == 0:
         R_n.copy_(torch.eye(H, device=xp.device) if R0 is None else R0)
         return results
     tensors = _all_plain(None if inputs.from_zero else h0, R0, weight_hh, ln_weight, ln_bias)
     rows = _plain(lengths, torch.int64), seed, _plain(bias)
-    args = (xp.contiguous(), *tensors, *rows, out, R_n, kept, *copies, T, B)
+    args = (xp.contiguous(), *tensors, *rows, out, R_n, checkpoints, *copies, T, B)
     kernel, threads, shared, numbers = _find_kernel("forward", xp, options)
     kernel.launch(B, threads, shared, (*args, *numbers))  # one block per batch row
     return results
@@ -117,7 +119,7 @@ def backward(
     The caller computes the gradient of ``bias``, even with ``need_bias``.
     """
     xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed = inputs
-    out, R_n, (_, kept) = results
+    out, R_n, (_, checkpoints) = results
     assert R_n is not None
     (T, B, _), H = xp.shape, h0.shape[-1]
     need_R0 = need_R0 and R0 is not None
@@ -130,35 +132,49 @@ def backward(
 
     K_n = None
     if grad_R_n is not None:
-        moved = torch.bmm(R_n.mT, grad_R_n.float())
-        K_n = (moved - moved.mT).contiguous()
+        A_n = torch.bmm(R_n.mT, grad_R_n.float())
+        K_n = (A_n - A_n.mT).contiguous()
     xp, out, lengths, bias = xp.contiguous(), out.contiguous(), _plain(lengths, torch.int64), _plain(bias)
     start, weight, *ln = _all_plain(None if inputs.from_zero else h0, weight_hh, ln_weight, ln_bias)
     grad_xp = torch.empty_like(xp)
     gates = _gates(xp, bias, start, weight, out, grad_xp, options)
     grad_h0 = None if inputs.from_zero else xp.new_empty(B, H, dtype=torch.float32)
     grad_ln = xp.new_empty(B, options.num_inputs, 2, H, dtype=torch.float32) if options.layer_norm else None
-    grad_turned = turned = None
+    grad_z = rotated_h = None
     if need_R0:  # before the backward, which may overwrite the gates
         # z_t = R_0 P_t h_{t-1} with P_t = Rot_1 ... Rot_t, which does not depend on R_0
-        turned, P_n = xp.new_zeros(T, B, H, dtype=torch.float32), torch.empty_like(R_n)
+        rotated_h, P_n = xp.new_zeros(T, B, H, dtype=torch.float32), torch.empty_like(R_n)
         kernel, threads, shared, _ = _find_kernel("replay", xp, options)
-        args = (xp, bias, start, *ln, lengths, out, gates, turned, P_n, T, B, float(options.ln_eps))
+        args = (xp, bias, start, *ln, lengths, out, gates, rotated_h, P_n, T, B, float(options.ln_eps))
         kernel.launch(B, threads, shared, args)
-        grad_turned = torch.zeros_like(turned)
-    tensors = (_plain(grad_out, xp.dtype), xp, start, weight, *ln, lengths, seed, bias, out, gates, R_n, kept, K_n)
+        grad_z = torch.zeros_like(rotated_h)
+    tensors = (
+        _plain(grad_out, xp.dtype),
+        xp,
+        start,
+        weight,
+        *ln,
+        lengths,
+        seed,
+        bias,
+        out,
+        gates,
+        R_n,
+        checkpoints,
+        K_n,
+    )
     kernel, threads, shared, numbers = _find_kernel("backward", xp, options)
-    kernel.launch(B, threads, shared, (*tensors, grad_xp, grad_h0, grad_ln, grad_turned, T, B, *numbers))
+    kernel.launch(B, threads, shared, (*tensors, grad_xp, grad_h0, grad_ln, grad_z, T, B, *numbers))
 
     grad_R0 = None
-    if turned is not None and grad_turned is not None:
-        grad_R0 = torch.bmm(grad_turned.permute(1, 2, 0), turned.transpose(0, 1))
+    if rotated_h is not None and grad_z is not None:
+        grad_R0 = torch.bmm(grad_z.permute(1, 2, 0), rotated_h.transpose(0, 1))
         if grad_R_n is not None:
             grad_R0 = torch.baddbmm(grad_R0, grad_R_n.float(), P_n.mT)
     grad_weight = recurrent_weight_gradient(grad_xp, weight_hh.shape[0], None if inputs.from_zero else h0, out)
     grad_weight = grad_weight if grad_weight.dtype is weight_hh.dtype else grad_weight.to(weight_hh.dtype)
-    started = grad_h0 if grad_h0 is None or h0.dtype is torch.float32 else grad_h0.to(h0.dtype)
-    grads = Gradients(grad_xp, started, grad_R0, grad_weight)
+    grad_start = grad_h0 if grad_h0 is None or h0.dtype is torch.float32 else grad_h0.to(h0.dtype)
+    grads = Gradients(grad_xp, grad_start, grad_R0, grad_weight)
     if ln_weight is None or ln_bias is None or grad_ln is None:
         return grads
     summed = grad_ln.sum(0)  # (norms, 2, H)
@@ -226,7 +242,7 @@ def _prepare(
 ) -> Prepared:
     """Prepare the launch for an ``xp`` of ``width`` columns, with the kernel that ``load`` returns."""
     H, (rows, every) = width // options.num_inputs, tiling
-    layout = _cut(kind, H, dtype, options, rows(H), every)
+    layout = _make_layout(kind, H, dtype, options, rows(H), every)
     kernel = load(_source(kind), f"lam1_{kind}", layout.macros, device)
     keep_below = keep_threshold(options.zoneout)
     numbers = float(options.eta or 0.0), float(options.ln_eps), float(options.zoneout), keep_below
@@ -239,7 +255,7 @@ def _source(kind: str) -> str:
     return "".join((folder / f"{part}.cu").read_text() for part in ("common", kind))
 
 
-def _cut(kind: str, H: int, dtype: torch.dtype, options: RumOptions, rows: int, every: int) -> Layout:
+def _make_layout(kind: str, H: int, dtype: torch.dtype, options: RumOptions, rows: int, every: int) -> Layout:
     warps = -(-H // (4 * rows))
     threads = 32 * warps
     padded = 32 * -(-H // 32)

@@ -101,7 +101,7 @@ def _forward(*args: Any) -> tuple[Tensor, ...]:
     inputs, flags, save = ScanInputs(*args[:NUM_INPUTS]), args[NUM_INPUTS:-1], args[-1]
     options, backend = _options(flags)
     _check(inputs, options)
-    design, _ = choose_design(inputs, options, backend, insist=False)
+    design, _ = choose_design(inputs, options, backend, strict=False)
     with without_autocast(inputs.xp):  # autocast would round R and the carried state at every step
         results = design.module.forward(inputs, options, save)
     if not save:
@@ -130,7 +130,7 @@ def _backward(*args: Any) -> tuple[Tensor, ...]:
             f"torchrum::rum_scan_backward: grad_out has shape {tuple(grad_out.shape)}, but it must be "
             f"{tuple(results.out.shape)}, as out has."
         )
-    (design, _), kept = choose_design(inputs, options, backend, insist=False), results.residuals.kept
+    (design, _), kept = choose_design(inputs, options, backend, strict=False), results.residuals.kept
     if design in (PERSISTENT, STEPWISE):  # use the forward's design: under vmap its batch size may be different
         design = STEPWISE if kept is None else PERSISTENT
     with without_autocast(inputs.xp):
@@ -150,7 +150,7 @@ def _unpack_backward(args: Sequence[Any]) -> tuple[ScanInputs, Results, Flags, b
 def _fake_forward(*args: Any) -> tuple[Tensor, ...]:
     inputs, flags, save = ScanInputs(*args[:NUM_INPUTS]), args[NUM_INPUTS:-1], args[-1]
     options, backend = _options.__wrapped__(flags)  # a compiler's symbolic numbers cannot be hashed
-    design, _ = choose_design(inputs, options, backend, insist=False)
+    design, _ = choose_design(inputs, options, backend, strict=False)
     results = design.module.empty_results(inputs, options)
     return _flatten(results if save else results._replace(residuals=Residuals()), inputs.xp)
 
@@ -240,17 +240,17 @@ class _RumScanBackward(torch.autograd.Function):
 
             def scan(*values: Tensor) -> Any:
                 parts: dict[int, Any] = dict(zip(inputs, values, strict=True))
-                scanned = ScanInputs._make((*(parts.get(i) for i in range(2, 8)), lengths, seed))
-                out, R = rum_scan_reference(scanned, options)
+                scan_inputs = ScanInputs._make((*(parts.get(i) for i in range(2, 8)), lengths, seed))
+                out, R = rum_scan_reference(scan_inputs, options)
                 return (out, R) if 1 in full else (out,)
 
-            pull = torch.func.vjp(scan, *(full[i] for i in inputs))[1]
-            return pull((full[0], full[1]) if 1 in full else (full[0],))
+            pullback = torch.func.vjp(scan, *(full[i] for i in inputs))[1]
+            return pullback((full[0], full[1]) if 1 in full else (full[0],))
 
-        pull = torch.func.vjp(gradients, *(tensors[i] for i in given))[1]
+        pullback = torch.func.vjp(gradients, *(tensors[i] for i in given))[1]
         needed = [grads[i - 2] if i != 4 or ctx.flags[-1] else torch.zeros_like(tensors[4]) for i in inputs]
-        seconds = dict(zip(given, pull(tuple(needed)), strict=True))
-        return *(seconds.get(i) for i in range(8)), *[None] * 7
+        second_grads = dict(zip(given, pullback(tuple(needed)), strict=True))
+        return *(second_grads.get(i) for i in range(8)), *[None] * 7
 
 
 def backward_by_operator(
@@ -264,9 +264,9 @@ def backward_by_operator(
         grads = _RumScanBackward.apply(*args, (*flags, need_R0))
     else:
         grads = torch.ops.torchrum.rum_scan_backward(*args, *flags, need_R0)
-    there = [part is not None for part in inputs[:6]]
-    there[2] = need_R0
-    parts: list[Any] = [grad if given else None for given, grad in zip(there, grads, strict=True)]
+    is_given = [part is not None for part in inputs[:6]]
+    is_given[2] = need_R0
+    parts: list[Any] = [grad if given else None for given, grad in zip(is_given, grads, strict=True)]
     return Gradients(*parts)
 
 
@@ -283,7 +283,7 @@ def rum_scan_op(inputs: ScanInputs, options: RumOptions, backend: str) -> tuple[
 Dims = tuple[int | None, ...]
 
 
-def _in_turn(op: Callable, size: int, dims: Dims, args: tuple[Any, ...]) -> tuple[tuple[Tensor, ...], Dims]:
+def _run_one_by_one(op: Callable, size: int, dims: Dims, args: tuple[Any, ...]) -> tuple[tuple[Tensor, ...], Dims]:
     samples = [
         op(*(arg if dim is None else arg.select(dim, i) for arg, dim in zip(args, dims, strict=True)))
         for i in range(size)
@@ -343,10 +343,12 @@ def _vmap_forward(info: Any, dims: Dims, *args: Any) -> tuple[tuple[Tensor, ...]
     op, size = torch.ops.torchrum.rum_scan, info.batch_size
     folded = _folded(_FORWARD, size, dims, args)
     if folded is None:
-        return _in_turn(op, size, dims, args)
+        return _run_one_by_one(op, size, dims, args)
     results = op(*folded)
-    places = tuple(None if part.dim() == 1 else at for part, at in zip(results, (1, 0, 1, 1), strict=True))
-    return tuple(x if at is None else _unfold(x, at, size) for x, at in zip(results, places, strict=True)), places
+    batch_dims = tuple(None if part.dim() == 1 else at for part, at in zip(results, (1, 0, 1, 1), strict=True))
+    return tuple(
+        x if at is None else _unfold(x, at, size) for x, at in zip(results, batch_dims, strict=True)
+    ), batch_dims
 
 
 @library.register_vmap("torchrum::rum_scan_backward")
@@ -354,7 +356,7 @@ def _vmap_backward(info: Any, dims: Dims, *args: Any) -> tuple[tuple[Tensor, ...
     op, size = torch.ops.torchrum.rum_scan_backward, info.batch_size
     folded = _folded(_BACKWARD, size, dims, args)
     if folded is None:
-        return _in_turn(op, size, dims, args)
+        return _run_one_by_one(op, size, dims, args)
     grad_xp, grad_h0, grad_R0, _, *no_ln = op(*folded)
     grad_xp, grad_h0 = _unfold(grad_xp, 1, size), _unfold(grad_h0, 0, size)
     named = dict(zip(_BACKWARD, folded, strict=False))

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchrum.ops.kernels.cuda import EMPTY, Fill, Kernel, kept_mail, load_kernel, nvrtc_obstacle
+from torchrum.ops.kernels.cuda import EMPTY_WORD, Fill, Kernel, load_kernel, nvrtc_obstacle, shared_mailboxes
 from torchrum.ops.kernels.linear import recurrent_weight_gradient, tf32_allowed
 from torchrum.ops.kernels.masks import keep_threshold
 from torchrum.ops.rum_scan.options import RumOptions
@@ -80,7 +80,7 @@ class Plan:
     def sums_bias(self) -> bool:
         """Whether the backward has enough registers to sum the bias's gradient, as ``SUMS_BIAS`` in backward.cu."""
         inner_bytes = dict(self.defines)["GATES"] * self.padded * (4 if self.wide else 2)
-        return inner_bytes // (32 * 8) + 2 <= most_resident("backward", self)
+        return inner_bytes // (32 * 8) + 2 <= max_resident("backward", self)
 
     def macros(self, name: str) -> tuple[tuple[str, int], ...]:
         """Return the macros of a direction: the defines, but a float32 forward always keeps all digits.
@@ -95,7 +95,7 @@ class Plan:
         """Return the dynamic shared memory: the gathered operand, partial sums, row sums, and excess weights."""
         inner, scratch, splits = (self.padded, 512, 4) if name == "forward" else (gates * self.padded, 320, 8)
         inner_bytes = inner * (4 if self.wide else 2)
-        extra = max(inner_bytes // (32 * splits) - most_resident(name, self), 0) * THREADS * 16
+        extra = max(inner_bytes // (32 * splits) - max_resident(name, self), 0) * THREADS * 16
         return inner_bytes * self.rows + 8192 * self.row_blocks + 4 * scratch * 4 + extra
 
 
@@ -144,18 +144,18 @@ def make_plan(
     return Plan(tuple(defines.items()), padded, row_blocks, wide, group, tiles, groups)
 
 
-def most_resident(name: str, plan: Plan) -> int:
+def max_resident(name: str, plan: Plan) -> int:
     return WIDE_RESIDENT[name][plan.row_blocks - 1] if plan.wide else RESIDENT[name]
 
 
 def kernel_source(name: str, plan: Plan) -> str:
-    return _source(name, most_resident(name, plan))
+    return _source(name, max_resident(name, plan))
 
 
 @functools.cache
 def _source(name: str, resident: int) -> str:
     folder = Path(__file__).parent / "cuda" / "persistent"
-    macros = f"#define {name.upper()} 1\n#define MOST_RESIDENT {resident}\n"
+    macros = f"#define {name.upper()} 1\n#define MAX_RESIDENT {resident}\n"
     files = ("common.cuh", "step.cuh", f"{name}.cu")
     return macros + "\n".join((folder / file).read_text() for file in files)
 
@@ -175,8 +175,8 @@ class Gpu:
     def kernel(self, name: str, plan: Plan, device: torch.device) -> Kernel:
         return _kernel(name, plan, torch.cuda.current_device() if device.index is None else device.index)
 
-    def mail(self, xp: Tensor, words: int) -> Tensor | None:
-        return kept_mail(xp, words)
+    def mailboxes(self, xp: Tensor, words: int) -> Tensor | None:
+        return shared_mailboxes(xp, words)
 
 
 @functools.cache
@@ -239,7 +239,7 @@ class Layout(NamedTuple):
 
     words: int
     """Size of the mailboxes, in 32-bit words."""
-    places: tuple[int, ...]
+    mailbox_offsets: tuple[int, ...]
     """Byte offsets of the mailboxes; at the last one are counters of the blocks that have finished reading."""
     form: struct.Struct
     """Format of the pointers at the start of the kernel's single argument."""
@@ -253,20 +253,20 @@ def lay_out(name: str, plan: Plan, sizes: tuple[int, int, int], options: RumOpti
     """Return the layout for kernel ``name``, ``sizes`` (T, B, N) and the number of ``features`` of an x to project."""
     (T, _, _), gates, board = sizes, options.num_gates, plan.tiles * plan.board_words
     tile_words = plan.tiles * plan.padded * plan.rows * (4 if plan.wide else 2) // 4
-    boxes: tuple[int, ...]
+    mailbox_sizes: tuple[int, ...]
     if name == "forward":
-        boxes = (T * tile_words, T * board, (T + 1) * board, *((T * board,) if plan.wide else ()))
+        mailbox_sizes = (T * tile_words, T * board, (T + 1) * board, *((T * board,) if plan.wide else ()))
     else:
         shares = (plan.groups * plan.group * options.num_inputs * UNITS,) if plan.sums_bias else ()
-        boxes = (T * gates * tile_words, T * board, *shares)
-    ends = (0, *itertools.accumulate((*boxes, plan.tiles)))  # boxes are multiples of 128 bytes
+        mailbox_sizes = (T * gates * tile_words, T * board, *shares)
+    ends = (0, *itertools.accumulate((*mailbox_sizes, plan.tiles)))  # mailboxes are multiples of 128 bytes
     numbers = (*sizes, plan.tiles, plan.groups, keep_threshold(options.zoneout), options.eta or 0.0, options.zoneout)
-    pointers = 14 + len(boxes)
+    pointers = 14 + len(mailbox_sizes)
     form, rest = struct.Struct(f"={pointers}Q"), struct.pack("=6q2d", *numbers)
     if name == "forward":
         rest += struct.pack("=q", features)
-    places, shared_bytes = tuple(4 * end for end in ends[:-1]), plan.shared_bytes(name, gates)
-    return Layout(ends[-1], places, form, rest, shared_bytes, plan.sums_bias)
+    mailbox_offsets, shared_bytes = tuple(4 * end for end in ends[:-1]), plan.shared_bytes(name, gates)
+    return Layout(ends[-1], mailbox_offsets, form, rest, shared_bytes, plan.sums_bias)
 
 
 class Prepared(NamedTuple):
@@ -288,7 +288,7 @@ def _find(name: str, inputs: ScanInputs, options: RumOptions, features: int = 0)
 @functools.lru_cache(512)
 def _prepare(
     name: str,
-    on: Any,
+    gpu: Any,
     device: torch.device,
     shape: tuple[int, int, int],
     features: int,
@@ -298,14 +298,14 @@ def _prepare(
 ) -> Prepared:
     """Prepare a launch; the result is cached by everything that it depends on.
 
-    ``on`` is the machine and ``shape`` the shape of xp. ``flags`` are whether there are lengths and whether TF32 is
+    ``gpu`` is the machine and ``shape`` the shape of xp. ``flags`` are whether there are lengths and whether TF32 is
     allowed.
     """
     (T, B, width), (with_lengths, tf32) = shape, flags
     N = width // options.num_inputs
-    plan = make_plan(B, N, dtype, options, with_lengths, on.blocks(device), tf32)
+    plan = make_plan(B, N, dtype, options, with_lengths, gpu.blocks(device), tf32)
     layout = lay_out(name, plan, (T, B, N), options, features)
-    return Prepared(layout, on.kernel(name, plan, device), plan.group * plan.groups)
+    return Prepared(layout, gpu.kernel(name, plan, device), plan.group * plan.groups)
 
 
 def forward(
@@ -329,10 +329,10 @@ def forward(
     else:
         results = Results(xp.new_empty(*xp.shape[:2], inputs.h0.shape[1]), None)
     layout, kernel, blocks = _find("forward", inputs, options, 0 if x is None else x.shape[2])
-    mail, fills = _mail(xp, layout.words)
+    mailboxes, fills = _mailboxes(xp, layout.words)
     tensors = (*read, *_row_inputs(inputs), results.out, *copies[:2], *results.residuals)
-    args = _fill_in(layout, mail, tensors, clear=not fills)
-    kernel.launch(blocks, THREADS, layout.shared_bytes, [args], together=True, fills=fills)
+    args = _fill_in(layout, mailboxes, tensors, clear=not fills)
+    kernel.launch(blocks, THREADS, layout.shared_bytes, [args], cooperative=True, fills=fills)
     return results
 
 
@@ -355,14 +355,15 @@ def backward(
     assert stats is not None
     read = _readable(xp.dtype, bias, grad_out, xp, weight, out, gates)
     layout, kernel, blocks = _find("backward", inputs, options)
-    (mail, fills), dxp = _mail(xp, layout.words), xp.new_empty(*xp.shape)  # integers: twice as fast as a torch.Size
+    # new_empty from integers is twice as fast as from a torch.Size
+    (mailboxes, fills), dxp = _mailboxes(xp, layout.words), xp.new_empty(*xp.shape)
     dh0 = None if from_zero else xp.new_empty(out.shape[1:], dtype=torch.float32)
     dbias = xp.new_empty(xp.shape[2]) if need_bias and layout.sums_bias else None
     # keep references until the launch, since some may be copies
     tensors = (*read, stats.contiguous(), *_row_inputs(inputs), dxp, dh0, dbias)
-    args = _fill_in(layout, mail, tensors, clear=not fills)
-    kernel.launch(blocks, THREADS, layout.shared_bytes, [args], together=True, fills=fills)
-    del mail  # if it is not shared, later work on the stream may reuse its memory
+    args = _fill_in(layout, mailboxes, tensors, clear=not fills)
+    kernel.launch(blocks, THREADS, layout.shared_bytes, [args], cooperative=True, fills=fills)
+    del mailboxes  # if it is not shared, later work on the stream may reuse its memory
     dweight = recurrent_weight_gradient(dxp, weight.shape[0], None if from_zero else inputs.h0, out)
     if dweight.dtype is not weight.dtype:
         dweight = dweight.to(weight.dtype)
@@ -390,23 +391,23 @@ def _readable(dtype: torch.dtype, *tensors: Tensor | None) -> list[Tensor | None
     ]
 
 
-def _mail(xp: Tensor, words: int) -> tuple[Tensor, tuple[Fill, ...]]:
+def _mailboxes(xp: Tensor, words: int) -> tuple[Tensor, tuple[Fill, ...]]:
     """Return memory for mailboxes and the fills before the launch: none if the previous launch has cleared it."""
-    kept = machine.mail(xp, words)
-    if kept is not None:
-        return kept, ()
-    mail = xp.new_empty(words, dtype=torch.int32)
-    return mail, ((mail.data_ptr(), EMPTY, words),)
+    shared = machine.mailboxes(xp, words)
+    if shared is not None:
+        return shared, ()
+    mailboxes = xp.new_empty(words, dtype=torch.int32)
+    return mailboxes, ((mailboxes.data_ptr(), EMPTY_WORD, words),)
 
 
-def _fill_in(layout: Layout, mail: Tensor, tensors: Sequence[Tensor | None], clear: bool) -> bytes:
+def _fill_in(layout: Layout, mailboxes: Tensor, tensors: Sequence[Tensor | None], clear: bool) -> bytes:
     """Return the kernel's argument, with null pointers for tensors that are None.
 
-    With ``clear`` the kernel restores ``mail`` to its state before the launch.
+    With ``clear`` the kernel restores ``mailboxes`` to its state before the launch.
     """
-    first = mail.data_ptr()  # views of it would take as long as conversions
+    first = mailboxes.data_ptr()  # views of it would take as long as conversions
     addresses = [0 if x is None else x.data_ptr() for x in tensors]
-    addresses += [first + place for place in layout.places]
+    addresses += [first + offset for offset in layout.mailbox_offsets]
     if not clear:
         addresses[-1] = 0
     return layout.form.pack(*addresses) + layout.numbers

@@ -18,7 +18,7 @@ from torchrum.ops.gated_scan import GatedInputs, GatedOptions, gated_scan_backwa
 from torchrum.ops.gated_scan import native as gated_native
 from torchrum.ops.kernels.linear import (
     ExactMatmuls,
-    adds_apart,
+    adds_bias_separately,
     bf16x3_linear,
     linear,
     linear_backward,
@@ -26,7 +26,7 @@ from torchrum.ops.kernels.linear import (
     rounds_matmuls,
     working_dtype,
 )
-from torchrum.ops.kernels.machine import autocasts, is_unwatched, without_autocast
+from torchrum.ops.kernels.machine import autocasts, is_unobserved, without_autocast
 from torchrum.ops.kernels.masks import draw_seed
 from torchrum.ops.rum_scan import native
 from torchrum.ops.rum_scan.designs import NATIVE, choose_design, operator_obstacle
@@ -92,7 +92,7 @@ def plain_scan(
     if x.dtype is not weight_ih.dtype or x.dtype is not weight_hh.dtype or backend == "reference":
         return None
     given = [part for part in inputs if part is not None]
-    if not is_unwatched(given) or autocasts(x):
+    if not is_unobserved(given) or autocasts(x):
         return None
     if options.gated is not None and not native.projects(x, backend):
         return None
@@ -103,7 +103,7 @@ def plain_scan(
     if call.draws:
         inputs = inputs._replace(seed=draw_seed(x.device))
     if torch.is_grad_enabled():
-        for part in given:  # a loop, as in is_unwatched
+        for part in given:  # a loop, as in is_unobserved
             if part.requires_grad:
                 out, last, R = _apply(call, *inputs)
                 return last if out is None else out, last, R
@@ -124,9 +124,9 @@ def _run(
     copies = _empty_copies(inputs, call, save and call.returned is not None)
     if isinstance(call.options, GatedOptions):
         return NATIVE, None, None, gated_native.forward_layer(inputs, call.options, save, copies), copies
-    design, scanned, more = _project(inputs, call)
-    results = design.module.forward(scanned, call.options, save, copies, *more)
-    return design, None if scanned is inputs else scanned[0], more[0] if more else None, results, copies
+    design, scan_inputs, more = _project(inputs, call)
+    results = design.module.forward(scan_inputs, call.options, save, copies, *more)
+    return design, None if scan_inputs is inputs else scan_inputs[0], more[0] if more else None, results, copies
 
 
 def _project(
@@ -144,30 +144,30 @@ def _project(
         return NATIVE, inputs, ()
     if call.options.lam == 0 and kernel_projects(x):
         T, B, _ = x.shape
-        scanned = inputs.projected(x.new_empty(T, B, weight.shape[0]))
-        design, _ = choose_design(scanned, call.options, call.backend)
+        scan_inputs = inputs.projected(x.new_empty(T, B, weight.shape[0]))
+        design, _ = choose_design(scan_inputs, call.options, call.backend)
         if design.projects:
-            return design, scanned, (padded_bias(weight, bias), x, weight)
-    apart = adds_apart(x, weight)
-    lacking = padded_bias(weight, bias) if apart else None
-    xp = project_eagerly(x, weight, None if apart else bias, call.options)
-    scanned = inputs.projected(xp)
-    design, _ = choose_design(scanned, call.options, call.backend)
+            return design, scan_inputs, (padded_bias(weight, bias), x, weight)
+    separate = adds_bias_separately(x, weight)
+    pending_bias = padded_bias(weight, bias) if separate else None
+    xp = project_eagerly(x, weight, None if separate else bias, call.options)
+    scan_inputs = inputs.projected(xp)
+    design, _ = choose_design(scan_inputs, call.options, call.backend)
     if design.by_driver:
-        return design, scanned, (lacking,)
-    if lacking is not None:
-        xp.add_(lacking)
+        return design, scan_inputs, (pending_bias,)
+    if pending_bias is not None:
+        xp.add_(pending_bias)
     if inputs.h0 is None:
-        scanned = inputs.with_zeros().projected(xp, from_zero=True)
-    return design, scanned, ()
+        scan_inputs = inputs.with_zeros().projected(xp, from_zero=True)
+    return design, scan_inputs, ()
 
 
-def _empty_copies(inputs: LayerInputs, call: PlainCall, every: bool) -> Copies:
-    """Allocate the copy of the last state, with the dimensions ``call.returned`` before B; if ``every``, all copies."""
+def _empty_copies(inputs: LayerInputs, call: PlainCall, all_copies: bool) -> Copies:
+    """Allocate the copy of the last state, with the dimensions ``call.returned`` before B, or ``all_copies``."""
     x, lead = inputs.x, call.returned or ()
     (T, B, _), H = x.shape, inputs.weight_hh.shape[1]
     last = x.new_empty(*lead, B, H)
-    if not every:
+    if not all_copies:
         return Copies(last)
     R = x.new_empty(*lead, B, H, H, dtype=working_dtype(x.dtype)) if call.keeps_rotation else None
     return Copies(last, x.new_empty(T, B, H) if call.outputs else None, R)
@@ -176,26 +176,26 @@ def _empty_copies(inputs: LayerInputs, call: PlainCall, every: bool) -> Copies:
 class _PlainScan(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: PlainCall, *args: Any) -> tuple[Tensor | None, ...]:
-        design, xp, lacking, results, (last, out, R) = _run(LayerInputs(*args), call, save=True)
+        design, xp, pending_bias, results, (last, out, R) = _run(LayerInputs(*args), call, save=True)
         ctx.call, ctx.design = call, design
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*args, xp, lacking, *results[:2], *results.residuals)
+        ctx.save_for_backward(*args, xp, pending_bias, *results[:2], *results.residuals)
         if call.returned is None:
             return results.out, last, results.R
         return out, last, R
 
     @staticmethod
-    def backward(ctx: Any, *arriving: Tensor | None) -> Any:
-        *args, xp, lacking, out, R, gates, kept = ctx.saved_tensors
-        inputs, projected, results = LayerInputs(*args), (xp, lacking), Results(out, R, Residuals(gates, kept))
-        needs, bias, grad_R = ctx.needs_input_grad[1:], inputs.bias, arriving[2]
+    def backward(ctx: Any, *grad_outputs: Tensor | None) -> Any:
+        *args, xp, pending_bias, out, R, gates, kept = ctx.saved_tensors
+        inputs, projected, results = LayerInputs(*args), (xp, pending_bias), Results(out, R, Residuals(gates, kept))
+        needs, bias, grad_R = ctx.needs_input_grad[1:], inputs.bias, grad_outputs[2]
         if grad_R is not None and ctx.call.returned:
-            arriving = (*arriving[:2], grad_R.reshape(grad_R.shape[len(ctx.call.returned) :]))
+            grad_outputs = (*grad_outputs[:2], grad_R.reshape(grad_R.shape[len(ctx.call.returned) :]))
         with without_autocast(inputs.x):
             if isinstance(ctx.call.options, GatedOptions):
-                grads = _gated_gradients(ctx, needs, arriving, inputs, results)
+                grads = _gated_gradients(ctx, needs, grad_outputs, inputs, results)
             else:
-                grads = (*_gradients(ctx, needs, arriving, inputs, projected, results), None)
+                grads = (*_gradients(ctx, needs, grad_outputs, inputs, projected, results), None)
         grad_x, grad_weight, grad_bias, grad_h0, *others, grad_bias_hh = grads
         if bias is not None and grad_bias is not None and grad_bias.shape != bias.shape:
             grad_bias = grad_bias[: bias.shape[0]]  # eps has no bias
@@ -205,25 +205,25 @@ class _PlainScan(torch.autograd.Function):
 def _gated_gradients(
     ctx: Any,
     needs: tuple[bool, ...],
-    arriving: Sequence[Tensor | None],
+    grad_outputs: Sequence[Tensor | None],
     inputs: LayerInputs,
     results: Results,
 ) -> tuple[Tensor | None, ...]:
     """Compute the gradients as in ``_gradients`` for the gated form, and the gradient of ``bias_hh``."""
-    options, (grad_out, grad_last, _) = ctx.call.options, arriving
+    options, (grad_out, grad_last, _) = ctx.call.options, grad_outputs
     out, gates = results.out, results.residuals.gates
     assert gates is not None
-    if not torch.is_grad_enabled() and is_unwatched([part for part in arriving if part is not None]):
+    if not torch.is_grad_enabled() and is_unobserved([part for part in grad_outputs if part is not None]):
         grads = gated_native.backward_layer(grad_out, grad_last, inputs, results, options, needs[0], needs[3])
         return grads.x, grads.weight_ih, grads.bias, *grads[1:NUM_GRADIENTS], grads.bias_hh
     if grad_out is None or grad_last is not None:
-        grad_out = _joined(grad_out, grad_last, out, plain=False)
+        grad_out = _add_grad_last(grad_out, grad_last, out, plain=False)
     gates = gates[..., : -out.shape[-1]].contiguous()  # without eps
     whole = inputs.with_zeros()
     assert whole.h0 is not None
     xp = F.linear(inputs.x, inputs.weight_ih, inputs.bias)
-    scanned = GatedInputs(xp, whole.h0, inputs.weight_hh, inputs.bias_hh, inputs.lengths, inputs.seed)
-    to_xp, to_h0, to_weight, to_bias = gated_scan_backward(grad_out, scanned, out, gates, options, NATIVE.backend)
+    scan_inputs = GatedInputs(xp, whole.h0, inputs.weight_hh, inputs.bias_hh, inputs.lengths, inputs.seed)
+    to_xp, to_h0, to_weight, to_bias = gated_scan_backward(grad_out, scan_inputs, out, gates, options, NATIVE.backend)
     projected = linear_backward(to_xp, inputs.x, inputs.weight_ih, None, (*needs[:2], inputs.bias is not None))
     return *projected, to_h0, None, to_weight, None, None, to_bias
 
@@ -231,7 +231,7 @@ def _gated_gradients(
 def _gradients(
     ctx: Any,
     needs: tuple[bool, ...],
-    arriving: Sequence[Tensor | None],
+    grad_outputs: Sequence[Tensor | None],
     inputs: LayerInputs,
     projected: tuple[Tensor | None, Tensor | None],
     results: Results,
@@ -240,28 +240,28 @@ def _gradients(
 
     ``projected`` is xp, or None if the native scan has projected, and the bias to add to xp, or None.
     """
-    call, design, (xp, lacking) = ctx.call, ctx.design, projected
-    plain = not torch.is_grad_enabled() and is_unwatched([part for part in arriving if part is not None])
-    grad_out, grad_last, grad_R = arriving
+    call, design, (xp, pending_bias) = ctx.call, ctx.design, projected
+    plain = not torch.is_grad_enabled() and is_unobserved([part for part in grad_outputs if part is not None])
+    grad_out, grad_last, grad_R = grad_outputs
     if plain and xp is None:
         grads = native.backward(grad_out, grad_R, inputs, results, call.options, needs[4], grad_last, needs[0])
         return grads.x, grads.weight_ih, grads.bias, *grads[1:NUM_GRADIENTS]
     if grad_out is None or grad_last is not None:
-        grad_out = _joined(grad_out, grad_last, results.out, plain)
+        grad_out = _add_grad_last(grad_out, grad_last, results.out, plain)
     if xp is None:
-        results = native.without_eps(results)
+        results = native.drop_saved_eps(results)
     if xp is None or torch.is_grad_enabled():
         xp = project(inputs.x, inputs.weight_ih, inputs.bias, call.options)  # differentiably
-    elif lacking is not None and not plain:
-        xp = xp + lacking
+    elif pending_bias is not None and not plain:
+        xp = xp + pending_bias
     readable = inputs if plain and design.by_driver else inputs.with_zeros()
-    scanned = readable.projected(xp, from_zero=inputs.h0 is None)
+    scan_inputs = readable.projected(xp, from_zero=inputs.h0 is None)
     if plain:
-        more = (lacking, needs[2]) if design.by_driver else ()
-        grads = design.module.backward(grad_out, grad_R, scanned, results, call.options, needs[4], *more)
+        more = (pending_bias, needs[2]) if design.by_driver else ()
+        grads = design.module.backward(grad_out, grad_R, scan_inputs, results, call.options, needs[4], *more)
     else:  # this backward is itself differentiated or batched
         flags = make_flags(call.options, design.backend)
-        grads = backward_by_operator(grad_out, grad_R, scanned, results, flags, needs[4])
+        grads = backward_by_operator(grad_out, grad_R, scan_inputs, results, flags, needs[4])
     assert grads.xp is not None
     projected_grads = linear_backward(grads.xp, inputs.x, inputs.weight_ih, grads.bias, needs[:3])
     return *projected_grads, *grads[1:NUM_GRADIENTS]
@@ -271,7 +271,7 @@ def _gradients(
 _apply = super(torch.autograd.Function, _PlainScan).apply
 
 
-def _joined(grad_out: Tensor | None, grad_last: Tensor | None, out: Tensor, plain: bool) -> Tensor:
+def _add_grad_last(grad_out: Tensor | None, grad_last: Tensor | None, out: Tensor, plain: bool) -> Tensor:
     """Add the gradient of the last state to the gradient of all states; if ``plain``, the sum is not differentiated."""
     if grad_last is None:
         return torch.zeros_like(out) if grad_out is None else grad_out

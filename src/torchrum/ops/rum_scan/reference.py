@@ -72,11 +72,11 @@ def rum_step_reference(
         return block_norm(x, block, weights, options)
 
     if R is None:
-        turned = rotate(eps, tau, h)
+        rotated_h = rotate(eps, tau, h)
     else:
         R = accumulate(R, eps, tau, options.lam if lam is None else lam)
-        turned = (R @ h.to(R.dtype).unsqueeze(-1)).squeeze(-1).to(h.dtype)
-    new = activate(norm(eps + turned, options.num_gates), options.activation, "activation")
+        rotated_h = (R @ h.to(R.dtype).unsqueeze(-1)).squeeze(-1).to(h.dtype)
+    new = activate(norm(eps + rotated_h, options.num_gates), options.activation, "activation")
 
     if options.update_gate:
         u = gates[..., H:]
@@ -112,9 +112,9 @@ def rum_scan_reference(
         keep = keep_mask(seed, t, B, H, options.zoneout) if seed is not None and options.draws else None
         new, new_R = rum_step_reference(x, h, R, inputs.weights, keep, options, lam, mask)
         if lengths is not None:
-            going = (t < lengths).unsqueeze(-1)  # (B, 1)
-            new = torch.where(going, new, h)
-            new_R = None if new_R is None or R is None else torch.where(going.unsqueeze(-1), new_R, R)
+            active = (t < lengths).unsqueeze(-1)  # (B, 1)
+            new = torch.where(active, new, h)
+            new_R = None if new_R is None or R is None else torch.where(active.unsqueeze(-1), new_R, R)
         h, R = new, new_R
         states.append(h)
     return torch.stack(states).to(xp.dtype), R

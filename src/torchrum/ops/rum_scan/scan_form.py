@@ -6,7 +6,16 @@ import torch
 from torch import Tensor
 
 from torchrum.ops.kernels.linear import working_dtype
-from torchrum.ops.onnx_loop import bisector, going_on, is_one_step, reflect, run_steps, turning_from, twos, unit
+from torchrum.ops.onnx_loop import (
+    active_steps,
+    bisector,
+    bisector_operands,
+    is_one_step,
+    reflect,
+    run_steps,
+    twos,
+    unit,
+)
 from torchrum.ops.rum_scan.options import RumOptions
 from torchrum.ops.rum_scan.reference import activate, block_norm, rum_step_reference
 from torchrum.ops.rum_scan.types import ScanInputs, StepWeights
@@ -56,9 +65,9 @@ def _make_step(carried: int, norm: bool, masked: bool, options: RumOptions) -> C
         weights = StepWeights(weight_hh, *(others[:2] if norm else ()))
         new, new_R = rum_step_reference(now, h, R, weights, None, options)
         if masked:
-            going = (t < others[2 if norm else 0]).unsqueeze(-1)  # (B, 1)
-            new = torch.where(going, new, h)
-            new_R = None if R is None or new_R is None else torch.where(going.unsqueeze(-1), new_R, R)
+            active = (t < others[2 if norm else 0]).unsqueeze(-1)  # (B, 1)
+            new = torch.where(active, new, h)
+            new_R = None if R is None or new_R is None else torch.where(active.unsqueeze(-1), new_R, R)
         return [new, *([] if new_R is None else [new_R]), new.clone()]  # carry, then output; they must not alias
 
     return step
@@ -74,25 +83,25 @@ def _onnx_form(
     complement = options.update_gate and not options.layer_norm  # then 1 - u is the sigmoid with the sign flipped
     if complement:
         gates[1], matrices[1] = -gates[1], -matrices[1]
-    given = [eps, *gates, *going_on(xp, lengths), *turning_from(eps)]
+    given = [eps, *gates, *active_steps(xp, lengths), *bisector_operands(eps)]
     fixed = [twos(H, start[0]), *matrices, *norm]
 
     def step(state: list[Tensor], given: list[Tensor], fixed: list[Tensor]) -> list[Tensor]:
         (h, *memory), (eps, *others), (matrix, *fixed) = state, given, fixed
         weights = StepWeights(matrix, *fixed[G:])
         tau, *update = (torch.addmm(others.pop(0), h.to(xp.dtype), part).to(dtype) for part in fixed[:G])
-        going = None if lengths is None else others.pop(0)
+        active = None if lengths is None else others.pop(0)
         tau = block_norm(tau, 0, weights, options)
         if options.target_activation is not None:
             tau = activate(tau, options.target_activation, "target_activation")
         e, m = others[0], others[0] if H == 1 else bisector(others, tau)  # in one dimension only the identity
         if memory:
-            e, m = (e, m) if going is None else (e * going, m * going)  # R does not change after a row's end
-            memory = [_turn_memory(memory[0], e, m)]
-            turned = (memory[0] @ h.unsqueeze(-1)).squeeze(-1)
+            e, m = (e, m) if active is None else (e * active, m * active)  # R does not change after a row's end
+            memory = [_rotate_memory(memory[0], e, m)]
+            rotated_h = (memory[0] @ h.unsqueeze(-1)).squeeze(-1)
         else:
-            turned = reflect(m, reflect(e, h, matrix), matrix)
-        new = activate(block_norm(eps + turned, G, weights, options), options.activation, "activation")
+            rotated_h = reflect(m, reflect(e, h, matrix), matrix)
+        new = activate(block_norm(eps + rotated_h, G, weights, options), options.activation, "activation")
         if complement:
             new = h + update[0].sigmoid() * (new - h)
         elif options.update_gate:
@@ -103,15 +112,15 @@ def _onnx_form(
             new = options.eta * unit(new)
         if options.zoneout > 0:
             new = h + (1 - options.zoneout) * (new - h)
-        if going is not None:
-            new = h + going * (new - h)
+        if active is not None:
+            new = h + active * (new - h)
         return [new, *memory]
 
     (_, *memory), states = run_steps(step, start, given, fixed)
     return states.to(xp.dtype), memory[0] if memory else None
 
 
-def _turn_memory(R: Tensor, e: Tensor, m: Tensor) -> Tensor:
+def _rotate_memory(R: Tensor, e: Tensor, m: Tensor) -> Tensor:
     """Return R H_m H_e for ``R`` ``(B, H, H)``."""
     for x in (m.unsqueeze(-2), e.unsqueeze(-2)):
         R = R - (R @ x.mT) @ (2 * x)

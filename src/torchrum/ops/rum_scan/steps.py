@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from torchrum.ops.gated_scan import native as gated_native
-from torchrum.ops.kernels.machine import autocasts, is_unwatched
+from torchrum.ops.kernels.machine import autocasts, is_unobserved
 from torchrum.ops.rum_scan import native
 from torchrum.ops.rum_scan.designs import operator_obstacle
 from torchrum.ops.rum_scan.options import RumOptions
 
-MOST_ROWS = gated_native.DIRECT_ROWS
+MAX_ROWS = gated_native.DIRECT_ROWS
 """Most rows of the batch for which C reads the weights without packing; for more rows, other calls are as fast."""
 GATED = {"weight_ih": "weight_ih", "bias_ih": "bias_ih", "weight_hh": "weight", "bias_hh": "bias"}
 PAPER = {
@@ -43,7 +43,7 @@ class NativeSteps:
         given = [part for part in self.parts if part is not None]
         # keep the storages, so that their memory is not reused and an address identifies a parameter
         storages = [part.untyped_storage() for part in given]
-        self.places = [(p, p.data_ptr(), p.shape, s, s.nbytes()) for p, s in zip(given, storages, strict=True)]
+        self.parameters = [(p, p.data_ptr(), p.shape, s, s.nbytes()) for p, s in zip(given, storages, strict=True)]
         self.rows, self.scans, self.dtype = rows, scans, given[0].dtype
         library = native.load_library(self.dtype is torch.float64)
         assert isinstance(library, ctypes.CDLL)
@@ -52,15 +52,15 @@ class NativeSteps:
         H = self.hidden_size = scans[0].H
         self.features, self.numbers = scans[0].features, len(layers) * rows * H  # features of x, numbers of h
         self.row = rows * H * self.dtype.itemsize  # bytes of a layer's h
-        self.unread = given[0].new_empty(rows, H)  # outputs of the lower layers, which are equal to their states
+        self.unused_output = given[0].new_empty(rows, H)  # outputs of the lower layers, which are equal to their states
         for scan in scans:
-            scan.out = self.unread.data_ptr()
+            scan.out = self.unused_output.data_ptr()
 
     def current(self, parts: Sequence[Tensor | None] | None = None) -> bool:
         """Return whether the parameters (``parts``, if given) are the prepared ones, at the same addresses."""
         if parts is not None and not all(map(operator.is_, parts, self.parts)):
             return False
-        for part, address, shape, storage, size in self.places:
+        for part, address, shape, storage, size in self.parameters:
             if (
                 part.data_ptr() != address
                 or storage.nbytes() != size
@@ -70,10 +70,10 @@ class NativeSteps:
                 return False
         return True
 
-    def take(self, x: Tensor, h: Tensor, R: Tensor | None) -> bool:
+    def accepts(self, x: Tensor, h: Tensor, R: Tensor | None) -> bool:
         """Return whether a step from ``x`` and this state is possible: plain memory of the expected sizes and dtype."""
         return (
-            is_unwatched((x, h))
+            is_unobserved((x, h))
             and not autocasts(x)
             and _reads(x, self.dtype, self.rows * self.features)
             and _reads(h, self.dtype, self.numbers)
@@ -81,7 +81,7 @@ class NativeSteps:
         )
 
     def __call__(self, x: Tensor, h: Tensor, R: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Run one step on inputs for which ``take`` is True.
+        """Run one step on inputs for which ``accepts`` is True.
 
         Args:
             x: ``(..., I)``, B rows in total.
@@ -94,13 +94,13 @@ class NativeSteps:
         output, new_h = x.new_empty(*x.shape[:-1], self.hidden_size), torch.empty_like(h)
         new_R = None if R is None else torch.empty_like(R)
         at, old, new, row, last = x.data_ptr(), h.data_ptr(), new_h.data_ptr(), self.row, len(self.scans) - 1
-        for place, prepared in enumerate(self.scans):
+        for layer, prepared in enumerate(self.scans):
             scan = self.copy(prepared)
             scan.x, scan.h0, scan.last = at, old, new
-            if place == last:
+            if layer == last:
                 scan.out = output.data_ptr()
             if R is not None and new_R is not None:
-                offset = place * row * self.hidden_size
+                offset = layer * row * self.hidden_size
                 scan.R0, scan.R_n = R.data_ptr() + offset, new_R.data_ptr() + offset
             if self.run(ctypes.byref(scan)) != 0:
                 raise MemoryError(f"the native scan found no memory for a step at H={self.hidden_size}.")
@@ -114,7 +114,7 @@ def prepare_steps(
     """Prepare the steps of stacked layers in evaluation, or return None if C cannot run them one by one."""
     parts = [part for weights in layers for part in weights.values() if part is not None]
     first = layers[0]["weight_ih"]
-    if first is None or not 0 < rows <= MOST_ROWS or not native.projects(first, backend) or not is_unwatched(parts):
+    if first is None or not 0 < rows <= MAX_ROWS or not native.projects(first, backend) or not is_unobserved(parts):
         return None
     if options.gated is None and operator_obstacle(options, any(weights["lam"] is not None for weights in layers)):
         return None

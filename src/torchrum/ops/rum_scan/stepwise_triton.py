@@ -14,17 +14,17 @@ import triton.language as tl
 from torch import Tensor
 
 from torchrum.ops.kernels.linear import recurrent_weight_gradient, split_left
-from torchrum.ops.kernels.matmul import ScanSteps, StepMatmul, add_parts, fetch_parts, load_parts, rounded, scan_key
+from torchrum.ops.kernels.matmul import ScanSteps, StepMatmul, add_parts, fetch_parts, load_parts, scan_key, uses_tf32
 from torchrum.ops.kernels.rows import own_row, prefetch
-from torchrum.ops.kernels.rum_step import kept_new, load_norms, rum_cell, sums_of_inputs, with_norm
+from torchrum.ops.kernels.rum_step import load_norms, new_value_mask, rum_cell, sums_of_inputs, with_norm
 from torchrum.ops.kernels.rum_step_backward import (
     STATS,
     load_step,
     norm_grads,
-    redo_step,
+    precompute_sums,
+    recompute_step,
+    step_backward,
     store_stats,
-    sums_ahead,
-    undo_step,
 )
 from torchrum.ops.kernels.triton_launch import (
     Launch,
@@ -46,7 +46,7 @@ from torchrum.ops.rum_scan.types import Gradients, Results, ScanInputs
 
 @triton.jit(do_not_specialize=["t", "T", "B"])
 def stepwise_forward_kernel(
-    table, xp, out, gates, parts, state, low, ln_weight, ln_bias, lengths, seed, t, T, B,
+    table, xp, out, gates, parts, state, operand, ln_weight, ln_bias, lengths, seed, t, T, B,
     PARTS: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, BLOCK: tl.constexpr, GATE: tl.constexpr,
     LN: tl.constexpr, LN_EPS: tl.constexpr,
     ACTIVATION: tl.constexpr, ETA: tl.constexpr, ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr, PDL: tl.constexpr,
@@ -55,9 +55,9 @@ def stepwise_forward_kernel(
     """Run one forward step for row b.
 
     If there is a table, it holds the step that ``t`` counts from, the addresses of xp, out and gates, and T. With
-    BF16X3 the new state is stored in ``low`` as by ``linear.split_left``.
+    BF16X3 the new state is stored in ``operand`` as by ``linear.split_left``.
     """
-    dtype = tl.float32 if BF16X3 else low.dtype.element_ty
+    dtype = tl.float32 if BF16X3 else operand.dtype.element_ty
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     if table is not None:
@@ -77,7 +77,7 @@ def stepwise_forward_kernel(
     if GATE:
         u_raw = tl.load(xp + H + j, mask=mask, other=0.0).to(tl.float32)
     norms = load_norms(ln_weight, ln_bias, j, mask, H, GATE, LN)
-    keep = kept_new(lengths, seed, t, b, j, H, ZONEOUT, KEEP_BELOW)
+    keep = new_value_mask(lengths, seed, t, b, j, H, ZONEOUT, KEEP_BELOW)
     if t + 1 < T:
         ROW: tl.constexpr = (G + 1) * H
         prefetch(xp + B.to(tl.int64) * ROW, ROW * dtype.primitive_bitwidth // 8)
@@ -102,13 +102,13 @@ def stepwise_forward_kernel(
         new = tl.where(keep, new, h)
     tl.store(state + b * H + j, new, mask=mask)
     if BF16X3:
-        low += b * (3 * HP) + j
-        head = new.to(low.dtype.element_ty)
-        tl.store(low, head, mask=mask)
-        tl.store(low + HP, (new - head.to(tl.float32)).to(low.dtype.element_ty), mask=mask)
-        tl.store(low + 2 * HP, head, mask=mask)
+        operand += b * (3 * HP) + j
+        head = new.to(operand.dtype.element_ty)
+        tl.store(operand, head, mask=mask)
+        tl.store(operand + HP, (new - head.to(tl.float32)).to(operand.dtype.element_ty), mask=mask)
+        tl.store(operand + 2 * HP, head, mask=mask)
     else:
-        tl.store(low + b * HP + j, new.to(dtype), mask=mask)
+        tl.store(operand + b * HP + j, new.to(dtype), mask=mask)
     tl.store(out + row * H + j, new.to(dtype), mask=mask)
 
 
@@ -131,22 +131,22 @@ class Steps(ScanSteps):
 
     def load(self, inputs: ScanInputs, *given: Tensor | None) -> None:
         super().load(inputs, *given)
-        for mine, theirs in ((self.ln_weight, inputs.ln_weight), (self.ln_bias, inputs.ln_bias)):
-            if mine is not None and theirs is not None:
-                mine.copy_(theirs)
+        for buffer, source in ((self.ln_weight, inputs.ln_weight), (self.ln_bias, inputs.ln_bias)):
+            if buffer is not None and source is not None:
+                buffer.copy_(source)
 
 
 class ForwardSteps(Steps):
-    """One matmul and one row kernel per step; ``h0`` is the running state in float32, ``low`` the matmul's operand."""
+    """One matmul and one row kernel per step; ``h0`` is the running state in float32, ``operand`` the matmul's."""
 
     direction = "forward"
     stride = 1
 
     def __init__(self, inputs: ScanInputs, options: RumOptions, graphed: bool) -> None:
-        super().__init__(inputs, options, graphed, rounded(inputs.xp))
-        self.low = self.weight.new_zeros(self.B, self.pieces * self.HP)  # padding stays zero
-        summed = inputs.xp.dtype if self.bf16x3 else None
-        self.matmul = StepMatmul(self.low, self.weight.t(), takes_pdl(self.low), self.direction, summed)
+        super().__init__(inputs, options, graphed, uses_tf32(inputs.xp))
+        self.operand = self.weight.new_zeros(self.B, self.pieces * self.HP)  # padding stays zero
+        out_dtype = inputs.xp.dtype if self.bf16x3 else None
+        self.matmul = StepMatmul(self.operand, self.weight.t(), takes_pdl(self.operand), self.direction, out_dtype)
         if self.bf16x3 and not self.matmul.weight_first:
             self.matmul.pdl = False  # 2 % slower with cuBLAS
         self.set_flags(options, self.matmul.pdl)
@@ -155,12 +155,12 @@ class ForwardSteps(Steps):
     def begin(self, inputs: ScanInputs, out: Tensor, gates: Tensor) -> None:
         self.load(inputs, inputs.xp, out, gates)
         first = split_left(self.h0) if self.bf16x3 else self.h0
-        self.low.view(self.B, self.pieces, -1)[..., : self.H].copy_(first.view(self.B, self.pieces, self.H))
+        self.operand.view(self.B, self.pieces, -1)[..., : self.H].copy_(first.view(self.B, self.pieces, self.H))
 
     def row(self, table: Tensor | None, t: int) -> Launch:
         return prepare(
             stepwise_forward_kernel, (self.B,),
-            *self.tensors(table), self.matmul.out, self.h0, self.low, self.ln_weight, self.ln_bias,
+            *self.tensors(table), self.matmul.out, self.h0, self.operand, self.ln_weight, self.ln_bias,
             self.lengths, self.seed, t, self.T, self.B, PARTS=self.matmul.parts, **self.flags,
         )  # fmt: skip
 
@@ -179,7 +179,7 @@ def forward(inputs: ScanInputs, options: RumOptions) -> Results:
     with plain_mode(inputs.xp):
         inputs = inputs._replace(xp=aligned(inputs.xp), weight_hh=inputs.weight_hh.contiguous())
 
-        def following() -> None:
+        def next_pass() -> None:
             backward(out, inputs, results, options)
 
         scan_pass: Pass[ForwardSteps, None] = Pass(
@@ -187,7 +187,7 @@ def forward(inputs: ScanInputs, options: RumOptions) -> Results:
             build=lambda graphed: ForwardSteps(inputs, options, graphed),
             begin=lambda steps: steps.begin(inputs, out, gates),
             finish=lambda steps: None,
-            following=following if options.training else None,
+            next_pass=next_pass if options.training else None,
         )
         run_pass(scan_pass, inputs.xp, len(out))
     return results
@@ -213,14 +213,14 @@ def stepwise_stats_kernel(
 
 @triton.jit(do_not_specialize=["t", "T", "B"])
 def stepwise_backward_kernel(
-    table, xp, out, gates, stats, grad_out, dxp, dseen, parts, dstate, low, h0, ln_weight, ln_bias, lengths, seed,
-    t, T, B,
+    table, xp, out, gates, stats, grad_out, dxp, saved_dnew, parts, dstate, operand, h0, ln_weight, ln_bias,
+    lengths, seed, t, T, B,
     PARTS: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, BLOCK: tl.constexpr, GATE: tl.constexpr,
     LN: tl.constexpr, LN_EPS: tl.constexpr,
     ACTIVATION: tl.constexpr, ETA: tl.constexpr, ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Run one backward step for row b. ``t`` is the step or, if there is a table, counts back from the table's step."""
-    dtype = low.dtype.element_ty
+    dtype = operand.dtype.element_ty
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     if table is not None:
@@ -233,13 +233,13 @@ def stepwise_backward_kernel(
         grad_out = tensor_at(table, 5, dtype)
         dxp = tensor_at(table, 6, dtype)
         if LN != "none":
-            dseen = tensor_at(table, 8, dtype)
+            saved_dnew = tensor_at(table, 8, dtype)
     b, row, j, mask = own_row(t, B, H, BLOCK)
     G: tl.constexpr = 2 if GATE else 1
     dxp += row * ((G + 1) * H)
-    low += b * (G * HP)
+    operand += b * (G * HP)
     if LN != "none":
-        dseen += row * H
+        saved_dnew += row * H
     tau_raw, u_raw, eps, h = load_step(xp, out, gates, h0, row, t, b, B, j, mask, H, GATE)
     dh = tl.load(grad_out + row * H + j, mask=mask, other=0.0).to(tl.float32)
     if t > 0:  # the data that the next backward step begins with
@@ -253,18 +253,20 @@ def stepwise_backward_kernel(
             prefetch(out + (before - B) * H, BYTES)
     stats += row * STATS
     norms = load_norms(ln_weight, ln_bias, j, mask, H, GATE, LN)
-    keep = kept_new(lengths, seed, t, b, j, H, ZONEOUT, KEEP_BELOW)
-    again = redo_step(tau_raw, u_raw, eps, h, stats, norms, j, mask, GATE, LN, ACTIVATION, ETA)
-    ahead = sums_ahead(again, GATE, LN, ETA)
+    keep = new_value_mask(lengths, seed, t, b, j, H, ZONEOUT, KEEP_BELOW)
+    recomputed = recompute_step(tau_raw, u_raw, eps, h, stats, norms, j, mask, GATE, LN, ACTIVATION, ETA)
+    precomputed = precompute_sums(recomputed, GATE, LN, ETA)
     if PDL:  # everything above was written before the matmul began, see BackwardSteps.begin
         tl.extra.cuda.gdc_wait()
     later = mask & (t + 1 < T)  # no step follows the last one
     dh += tl.load(dstate + b * H + j, mask=later, other=0.0)
     dh += load_parts(parts, b * HP + j, later, B * HP, PARTS)
-    dtau, dgate, deps, dprev = undo_step(dh, again, ahead, keep, h, stats, dseen, j, mask, H, GATE, LN, ETA, ZONEOUT)
-    tl.store(low + j, dtau.to(dtype), mask=mask)
+    dtau, dgate, deps, dprev = step_backward(
+        dh, recomputed, precomputed, keep, h, stats, saved_dnew, j, mask, H, GATE, LN, ETA, ZONEOUT
+    )
+    tl.store(operand + j, dtau.to(dtype), mask=mask)
     if GATE:
-        tl.store(low + HP + j, dgate.to(dtype), mask=mask)
+        tl.store(operand + HP + j, dgate.to(dtype), mask=mask)
         tl.store(dxp + H + j, dgate.to(dtype), mask=mask)
     tl.store(dstate + b * H + j, dprev, mask=mask)
     tl.store(dxp + j, dtau.to(dtype), mask=mask)
@@ -279,16 +281,16 @@ class BackwardSteps(Steps):
 
     def __init__(self, inputs: ScanInputs, options: RumOptions, graphed: bool) -> None:
         super().__init__(inputs, options, graphed)
-        self.low = self.weight.new_zeros(self.B, self.G * self.HP)  # padding stays zero
+        self.operand = self.weight.new_zeros(self.B, self.G * self.HP)  # padding stays zero
         self.dstate = torch.empty_like(self.h0)
-        self.set_flags(options, takes_pdl(self.low))
-        self.matmul = StepMatmul(self.low, self.weight, self.flags["PDL"], self.direction)
+        self.set_flags(options, takes_pdl(self.operand))
+        self.matmul = StepMatmul(self.operand, self.weight, self.flags["PDL"], self.direction)
 
     def begin(
         self, inputs: ScanInputs, out: Tensor, gates: Tensor, stats: Tensor, grad_out: Tensor, dxp: Tensor
     ) -> None:
-        dseen = None if self.ln_weight is None else torch.empty_like(out)
-        self.load(inputs, inputs.xp, out, gates, stats, grad_out, dxp, dseen)
+        saved_dnew = None if self.ln_weight is None else torch.empty_like(out)
+        self.load(inputs, inputs.xp, out, gates, stats, grad_out, dxp, saved_dnew)
         self.sums(inputs.xp, out, gates, stats)
         # under dependent launch the first row kernel reads the weight and the scalars above before the previous kernel
         # has ended, so this kernel must write neither
@@ -306,7 +308,7 @@ class BackwardSteps(Steps):
     def row(self, table: Tensor | None, t: int) -> Launch:
         return prepare(
             stepwise_backward_kernel, (self.B,),
-            *self.tensors(table), self.matmul.out, self.dstate, self.low, self.h0,
+            *self.tensors(table), self.matmul.out, self.dstate, self.operand, self.h0,
             self.ln_weight, self.ln_bias, self.lengths, self.seed, t, self.T, self.B,
             PARTS=self.matmul.parts, **self.flags,
         )  # fmt: skip
@@ -316,10 +318,10 @@ class BackwardSteps(Steps):
         dh0 = self.dstate + self.matmul.out[:, :, : self.H].float().sum(0)
         if self.ln_weight is None or self.ln_bias is None:
             return dh0, None
-        xp, out, gates, stats, _, _, dseen = self.given
-        assert xp is not None and out is not None and gates is not None and stats is not None and dseen is not None
+        xp, out, gates, stats, _, _, saved_dnew = self.given
+        assert xp is not None and out is not None and gates is not None and stats is not None and saved_dnew is not None
         eps, norm = xp[..., self.G * self.H :], (self.ln_weight, self.ln_bias)
-        return dh0, norm_grads(gates, eps, out, self.h0, stats, dseen, *norm, self.flags)
+        return dh0, norm_grads(gates, eps, out, self.h0, stats, saved_dnew, *norm, self.flags)
 
 
 def backward(grad_out: Tensor, inputs: ScanInputs, results: Results, options: RumOptions) -> Gradients:

@@ -12,14 +12,14 @@ from torchrum.ops.kernels.linear import recurrent_weight_gradient, working_dtype
 from torchrum.ops.kernels.masks import keep_mask
 from torchrum.ops.rotation import tiny_of
 from torchrum.ops.rum_scan.options import ACTIVATIONS, RumOptions
-from torchrum.ops.rum_scan.torch_turns import (
+from torchrum.ops.rum_scan.torch_rotation import (
     WINDOW,
     Angle,
     Constants,
     Memory,
     MemoryBackward,
-    TurnBackward,
-    add_turned,
+    RotationBackward,
+    add_rotated,
     find_angle,
     find_plane,
     half_turns,
@@ -47,9 +47,9 @@ class Scan:
         self.dtype = working_dtype(xp.dtype)
         self.weight = weight_hh.to(xp.dtype)
         self.eps = xp[..., -self.H :].to(self.dtype)  # (T, B, H)
-        self.going = None
+        self.active = None
         if lengths is not None:
-            self.going = (torch.arange(self.T, device=xp.device).unsqueeze(1) < lengths).unsqueeze(-1)  # (T, B, 1)
+            self.active = (torch.arange(self.T, device=xp.device).unsqueeze(1) < lengths).unsqueeze(-1)  # (T, B, 1)
         self.mixes_only = options.eta is None and options.zoneout == 0 and lengths is None and self.dtype == xp.dtype
         self.ln = None
         if ln_weight is not None and ln_bias is not None:
@@ -58,8 +58,8 @@ class Scan:
     def inverse_eps(self, at: slice = slice(None)) -> Tensor:
         """Return 1/|eps| ``(T, B, 1)``, and 0 where nothing rotates."""
         inverse = safe_inverse(length_of(self.eps[at]), tiny_of(self.dtype))
-        if self.going is not None:
-            inverse = inverse * self.going[at]
+        if self.active is not None:
+            inverse = inverse * self.active[at]
         return torch.zeros_like(inverse) if self.H == 1 else inverse  # in one dimension only the identity
 
     def ordinary(self, inv_eps: Tensor) -> list[bool]:
@@ -102,7 +102,7 @@ class Scan:
         if self.options.zoneout > 0:
             keep = self.keep(t)
             new = torch.where(keep, new, h) if keep is not None else torch.lerp(new, h, self.options.zoneout)
-        new = new if self.going is None else torch.where(self.going[t], new, h)
+        new = new if self.active is None else torch.where(self.active[t], new, h)
         buffer.copy_(new)
         return new
 
@@ -132,7 +132,7 @@ def forward(inputs: ScanInputs, options: RumOptions, save: bool = True, copies: 
     out, R, (saved, kept) = results
     assert saved is not None and kept is not None
     h, inv_eps, weight = h0.to(scan.dtype), scan.inverse_eps(), scan.weight.t().contiguous()
-    ordinary, numbers = scan.ordinary(inv_eps), Constants.like(inv_eps[0])
+    ordinary, constants = scan.ordinary(inv_eps), Constants.like(inv_eps[0])
     memory = None
     if R is not None:
         memory = Memory(R.copy_(torch.eye(H, device=xp.device) if R0 is None else R0.mT), kept)
@@ -142,10 +142,10 @@ def forward(inputs: ScanInputs, options: RumOptions, save: bool = True, copies: 
         gates = torch.addmm(x, h.to(xp.dtype), weight, out=raw).to(scan.dtype)
         tau = scan.tau(gates)
         if memory is None:
-            angle = find_angle(eps, inverse, tau, h, numbers if ordinary[t] else None)
+            angle = find_angle(eps, inverse, tau, h, constants if ordinary[t] else None)
             torch.cat(angle, -1, out=kept[t])
-            has_half_turns = angle.opposite is not numbers.zeros and half_turns(angle)
-            total = add_turned(angle, eps, tau, h, has_half_turns, numbers.ones)
+            has_half_turns = angle.opposite is not constants.zeros and half_turns(angle)
+            total = add_rotated(angle, eps, tau, h, has_half_turns, constants.ones)
         else:
             z = memory.advance(t, eps, inverse, tau, h, ordinary[t])
             saved[t, :, gated:] = z
@@ -219,11 +219,11 @@ class _Block:
         self.scan, self.at, self.h, self.sums = scan, at, h, sums
         self.gates = saved[..., : scan.options.num_gates * scan.H]
         eps, tau = scan.eps[at], scan.tau(self.gates)
-        self.rotation: TurnBackward | MemoryBackward
+        self.rotation: RotationBackward | MemoryBackward
         if memory is None:
             angle = Angle(*kept[at].split(1, -1))
-            self.rotation = TurnBackward(angle, eps, tau, h)
-            self.total = add_turned(angle, eps, tau, h, self.rotation.half_turns, torch.ones_like(angle.p))
+            self.rotation = RotationBackward(angle, eps, tau, h)
+            self.total = add_rotated(angle, eps, tau, h, self.rotation.half_turns, torch.ones_like(angle.p))
         else:
             inv_eps, z = scan.inverse_eps(at), saved[..., -scan.H :]
             plane = find_plane(eps, inv_eps, tau, all(scan.ordinary(inv_eps)))
@@ -273,9 +273,9 @@ class _Block:
         """
         scan, options, H, t = self.scan, self.scan.options, self.scan.H, self.at.start + i
         skipped = None
-        if scan.going is not None:
-            skipped = torch.where(scan.going[t], 0.0, grad)
-            grad = torch.where(scan.going[t], grad, 0.0)
+        if scan.active is not None:
+            skipped = torch.where(scan.active[t], 0.0, grad)
+            grad = torch.where(scan.active[t], grad, 0.0)
         if options.zoneout > 0:
             keep = scan.keep(t)
             through = grad * (1 - options.zoneout) if keep is None else grad * keep

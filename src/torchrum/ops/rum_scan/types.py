@@ -65,7 +65,7 @@ class ScanFromZero(ScanInputs):
 
 
 @functools.lru_cache(256)
-def _shape_alone(B: int, H: int, dtype: torch.dtype) -> Tensor:
+def _shape_only(B: int, H: int, dtype: torch.dtype) -> Tensor:
     """Return a meta tensor in place of an initial state of zeros, which needs neither memory nor a launch."""
     return torch.empty(B, H, dtype=dtype, device="meta")
 
@@ -94,7 +94,7 @@ class LayerInputs(NamedTuple):
     def projected(self, xp: Tensor, from_zero: bool = False) -> ScanInputs:
         """Return the inputs of the scan; without an h0, a tensor on the meta device gives its shape."""
         if self.h0 is None:
-            return ScanFromZero(xp, _shape_alone(xp.shape[1], self.weight_hh.shape[1], xp.dtype), *self[4:10])
+            return ScanFromZero(xp, _shape_only(xp.shape[1], self.weight_hh.shape[1], xp.dtype), *self[4:10])
         return (ScanFromZero if from_zero else ScanInputs)(xp, self.h0, *self[4:10])
 
     def with_zeros(self) -> "LayerInputs":

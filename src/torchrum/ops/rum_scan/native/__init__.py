@@ -123,11 +123,11 @@ def forward(
     return results
 
 
-def _as(dtype: torch.dtype, x: Tensor) -> Tensor:
+def _cast(dtype: torch.dtype, x: Tensor) -> Tensor:
     return x if x.dtype is dtype else x.to(dtype)  # even a conversion that does nothing slows a small step
 
 
-def without_eps(results: Results) -> Results:
+def drop_saved_eps(results: Results) -> Results:
     """Return the results of a scan that projects with the residuals of a scan of projected inputs."""
     saved, kept = results.residuals
     assert saved is not None
@@ -157,7 +157,9 @@ def backward(
     grad_h0, grad_z = None if h0 is None else saved.new_empty(B, H), None if R0 is None else saved.new_empty(T, B, H)
     outer = None if grad_R is None or R_n is None else torch.bmm(grad_R.to(dtype), R_n.mT)
     tensors = _named(inputs)
-    tensors.update(out=as_read(out, dtype), saved=saved, R_n=R_n, kept=kept, grad_out=grad_out, grad_last=grad_last)
+    tensors.update(
+        out=as_contiguous(out, dtype), saved=saved, R_n=R_n, kept=kept, grad_out=grad_out, grad_last=grad_last
+    )
     tensors.update(grad_xp=grad_xp, grad_weight=grad_weight, grad_h0=grad_h0, grad_z=grad_z)
     tensors["grad_K"] = None if outer is None else outer - outer.mT
     grad_x = grad_weight_ih = grad_bias = None
@@ -172,8 +174,8 @@ def backward(
         added = torch.einsum("tbi,tbj->bij", grad_z, z)
         grad_R0 = torch.bmm(added if outer is None else added + outer, R0.to(dtype))
     grad_ln_weight, grad_ln_bias = (None, None) if sums is None else (part.flatten() for part in sums)
-    grad_xp, grad_weight = _as(x.dtype, grad_xp), _as(weight_hh.dtype, grad_weight)
-    grad_h0 = None if h0 is None or grad_h0 is None else _as(h0.dtype, grad_h0)
+    grad_xp, grad_weight = _cast(x.dtype, grad_xp), _cast(weight_hh.dtype, grad_weight)
+    grad_h0 = None if h0 is None or grad_h0 is None else _cast(h0.dtype, grad_h0)
     norms = grad_ln_weight, grad_ln_bias
     return Gradients(grad_xp, grad_h0, grad_R0, grad_weight, *norms, grad_bias, grad_x, grad_weight_ih)
 
@@ -211,7 +213,7 @@ class Layout(NamedTuple):
     shapes: dict[str, tuple[tuple[int, ...], int]]
     """Shape and bytes of each tensor that C reads, by its name in C."""
     multiplications: int
-    most: int
+    max_rows: int
     """Most rows that share a read of the weight; fewer with lam = 1, where each row has its own R."""
 
 
@@ -232,16 +234,16 @@ def find_layout(T: int, B: int, H: int, features: int, size: int, backward: bool
         shapes.update({"out": (T, B, H), "R_n": (B, H, H), "kept": (T, B, 2, H)})
         shapes["saved"] = (T, B, gates + H * memory + H * (features > 0))
         shapes.update({"grad_out": (T, B, H), "grad_last": (B, H), "grad_K": (B, H, H)})
-    most = 8 if memory else 16
-    sizes = (int(backward), T, B, H, options.num_gates, features, 0, max(1, min(most, B)), 1)
+    max_rows = 8 if memory else 16
+    sizes = (int(backward), T, B, H, options.num_gates, features, 0, max(1, min(max_rows, B)), 1)
     scan = Scan(*sizes, *whole, 0, options.eta or 0.0, options.ln_eps, options.zoneout)
     needs = {name: (shape, size * math.prod(shape)) for name, shape in shapes.items()}
-    return Layout(bytes(scan), needs, T * B * H * H * (8 if memory else 2), most)
+    return Layout(bytes(scan), needs, T * B * H * H * (8 if memory else 2), max_rows)
 
 
-def as_read(part: Tensor, dtype: torch.dtype) -> Tensor:
+def as_contiguous(part: Tensor, dtype: torch.dtype) -> Tensor:
     """Convert a tensor that C only reads to ``dtype`` and contiguous memory."""
-    part = _as(dtype, part)
+    part = _cast(dtype, part)
     return part if part.is_contiguous() else part.contiguous()
 
 
@@ -261,7 +263,7 @@ def readable(name: str, part: Tensor, shape: tuple[int, ...], dtype: torch.dtype
     end = part.storage_offset() + sum(map(operator.mul, found, strides)) - sum(strides) + 1  # end of the last number
     if found.numel() > 0 and (part.data_ptr() == 0 or part.untyped_storage().nbytes() < end * part.itemsize):
         raise ValueError(f"RUM's scan: {name} has no memory for its {found.numel()} values; its storage was freed.")
-    return as_read(part, dtype)
+    return as_contiguous(part, dtype)
 
 
 def call_scan(tensors: dict[str, Tensor | None], seed: Tensor | None, options: RumOptions) -> Tensor | None:
@@ -276,11 +278,11 @@ def call_scan(tensors: dict[str, Tensor | None], seed: Tensor | None, options: R
     assert out is not None
     (T, B, H), dtype, backward, sums = out.shape, out.dtype, "grad_out" in tensors, None
     size, features = dtype.itemsize, 0 if x is None else x.shape[-1]
-    template, shapes, multiplications, most = find_layout(T, B, H, features, size, backward, options)
+    template, shapes, multiplications, max_rows = find_layout(T, B, H, features, size, backward, options)
     scan = Scan.from_buffer_copy(template)
     if multiplications >= SMALL:
         scan.threads = threads = max(1, min(torch.get_num_threads(), B))
-        scan.block = max(1, min(most, -(-B // threads)))
+        scan.block = max(1, min(max_rows, -(-B // threads)))
     if backward and options.layer_norm:
         sums = tensors["ln_sums"] = out.new_zeros(-(-B // scan.block), 2, options.num_gates + 1, H)
     if R0 is not None:

@@ -45,7 +45,7 @@ typedef struct {
     const real *bias_ih; /* the same, with a window */
     const real *xp;      /* (T, B, 3 H), given or, */
     real *projected;     /* where x has few rows, found here */
-    const real *turns;   /* (width): 1 in heads of more than one unit */
+    const real *rotates;   /* (width): 1 in heads of more than one unit */
     const real *rotated; /* (padded): 1 for a unit that takes the rotated state */
     Packed weight, weight_ih; /* weight_ih with a window, and for the gradient of x of many rows */
 } GatedShared;
@@ -208,19 +208,19 @@ static int64_t units_of(const GatedShared *shared, int64_t at)
 }
 
 /* Find the planes of a row and z = R h. */
-INLINE void turn_heads(const GatedShared *shared, const Heads *it, const int64_t size)
+INLINE void rotate_heads(const GatedShared *shared, const Heads *heads, const int64_t size)
 {
     const int64_t group = size < LANES ? LANES : size;
     for (int64_t at = 0; at < shared->width; at += group) {
-        const real *eps = it->eps + at, *tau = it->tau + at, *h = it->h + at;
+        const real *eps = heads->eps + at, *tau = heads->tau + at, *h = heads->h + at;
         vec inv_eps = inverse_above(root(head_dot(eps, eps, size)), NO_DIRECTION);
         vec inv_tau = inverse_above(root(head_dot(tau, tau, size)), NO_DIRECTION);
-        mask fixed = (inv_eps == 0) | (inv_tau == 0) | (load(shared->turns + at) == 0);
+        mask fixed = (inv_eps == 0) | (inv_tau == 0) | (load(shared->rotates + at) == 0);
         vec square = {0}, tilt = {0};
         for (int64_t j = 0; j < group; j += LANES) {
             vec e = load(eps + j) * inv_eps, w = load(tau + j) * inv_tau, s = e + w;
-            store(it->e + at + j, e);
-            store(it->w + at + j, w);
+            store(heads->e + at + j, e);
+            store(heads->w + at + j, w);
             square += s * s;
             tilt += s * (e - w);
         }
@@ -230,32 +230,32 @@ INLINE void turn_heads(const GatedShared *shared, const Heads *it, const int64_t
         vec length = root(square), inv_s = inverse_above(length, (real)OPPOSITE);
         mask opposite = (length <= (real)OPPOSITE) & ~fixed;
         for (int64_t j = 0; j < group; j += LANES) { /* rotation.md: rounding tilts a short s along e - w */
-            vec e = load(it->e + at + j), w = load(it->w + at + j);
-            store(it->m + at + j, choose(fixed, (vec){0}, (e + w - tilt * (e - w)) * inv_s));
-            store(it->e + at + j, choose(fixed, (vec){0}, e));
-            store(it->inv_eps + at + j, choose(fixed, (vec){0}, inv_eps));
-            store(it->inv_tau + at + j, choose(fixed | opposite, (vec){0}, inv_tau));
-            store(it->inv_s + at + j, choose(fixed, (vec){0}, inv_s));
+            vec e = load(heads->e + at + j), w = load(heads->w + at + j);
+            store(heads->m + at + j, choose(fixed, (vec){0}, (e + w - tilt * (e - w)) * inv_s));
+            store(heads->e + at + j, choose(fixed, (vec){0}, e));
+            store(heads->inv_eps + at + j, choose(fixed, (vec){0}, inv_eps));
+            store(heads->inv_tau + at + j, choose(fixed | opposite, (vec){0}, inv_tau));
+            store(heads->inv_s + at + j, choose(fixed, (vec){0}, inv_s));
         }
         for (int64_t i = 0; i < group && any_of(opposite); i += size)
             if (opposite[i % LANES])
-                half_turn(it->e + at + i, it->m + at + i, units_of(shared, at + i));
-        vec p = 2 * head_dot(it->e + at, h, size);
+                half_turn(heads->e + at + i, heads->m + at + i, units_of(shared, at + i));
+        vec p = 2 * head_dot(heads->e + at, h, size);
         for (int64_t j = 0; j < group; j += LANES)
-            store(it->z + at + j, load(h + j) - p * load(it->e + at + j));
-        vec q = 2 * head_dot(it->m + at, it->z + at, size);
+            store(heads->z + at + j, load(h + j) - p * load(heads->e + at + j));
+        vec q = 2 * head_dot(heads->m + at, heads->z + at, size);
         for (int64_t j = 0; j < group; j += LANES)
-            store(it->z + at + j, load(it->z + at + j) - q * load(it->m + at + j));
+            store(heads->z + at + j, load(heads->z + at + j) - q * load(heads->m + at + j));
     }
 }
 
 /* Gradients of eps, tau and h from that of z. */
-INLINE void turn_heads_backward(const GatedShared *shared, const Heads *it, const int64_t size)
+INLINE void rotate_heads_backward(const GatedShared *shared, const Heads *heads, const int64_t size)
 {
     const int64_t group = size < LANES ? LANES : size;
     for (int64_t at = 0; at < shared->width; at += group) {
-        const real *e = it->e + at, *w = it->w + at, *m = it->m + at, *h = it->h + at, *grad = it->grad + at;
-        real *to_h = it->to_h + at, *to_tau = it->to_tau + at, *to_eps = it->to_eps + at;
+        const real *e = heads->e + at, *w = heads->w + at, *m = heads->m + at, *h = heads->h + at, *grad = heads->grad + at;
+        real *to_h = heads->to_h + at, *to_tau = heads->to_tau + at, *to_eps = heads->to_eps + at;
         vec p = head_dot(e, h, size), m_grad = head_dot(m, grad, size), m_g = {0}, e_grad = {0};
         for (int64_t j = 0; j < group; j += LANES) {
             m_g += load(m + j) * (load(h + j) - 2 * p * load(e + j));
@@ -268,55 +268,55 @@ INLINE void turn_heads_backward(const GatedShared *shared, const Heads *it, cons
         for (int64_t j = 0; j < group; j += LANES) {
             vec g = load(h + j) - 2 * p * load(e + j);
             vec to_s = 4 * m_g * m_grad * load(m + j) - 2 * (m_g * load(grad + j) + m_grad * g);
-            store(to_tau + j, to_s * load(it->inv_s + at + j));
+            store(to_tau + j, to_s * load(heads->inv_s + at + j));
             along += load(e + j) * load(to_tau + j);
         }
         along = sum_lanes(along, size); /* the inner product with w is minus that */
         for (int64_t j = 0; j < group; j += LANES) {
             vec to_s = load(to_tau + j), to_g = load(to_h + j), from = load(e + j);
             vec to_e = to_s - 2 * (p * to_g + e_grad * load(h + j)) + (4 * p * e_grad - along) * from;
-            store(to_eps + j, to_e * load(it->inv_eps + at + j));
-            store(to_tau + j, (to_s + along * load(w + j)) * load(it->inv_tau + at + j));
+            store(to_eps + j, to_e * load(heads->inv_eps + at + j));
+            store(to_tau + j, (to_s + along * load(w + j)) * load(heads->inv_tau + at + j));
             store(to_h + j, to_g - 2 * e_grad * from);
         }
     }
 }
 
 /* One row's tau + P R h in place of z, from eps, tau and h; the planes stay for the backward. */
-static void turn_row(const GatedShared *shared, GatedWork *work)
+static void rotate_row(const GatedShared *shared, GatedWork *work)
 {
-    Heads *it = &work->heads;
+    Heads *heads = &work->heads;
     if (shared->in_place) {
-        it->eps = work->eps, it->tau = work->tau, it->h = work->h, it->z = work->z;
+        heads->eps = work->eps, heads->tau = work->tau, heads->h = work->h, heads->z = work->z;
     } else {
-        spread_heads(shared, it->eps, work->eps);
-        spread_heads(shared, it->tau, work->tau);
-        spread_heads(shared, it->h, work->h);
+        spread_heads(shared, heads->eps, work->eps);
+        spread_heads(shared, heads->tau, work->tau);
+        spread_heads(shared, heads->h, work->h);
     }
     if (shared->size == 8) /* the usual one: the compiler unrolls its sums */
-        turn_heads(shared, it, 8);
+        rotate_heads(shared, heads, 8);
     else
-        turn_heads(shared, it, shared->size);
+        rotate_heads(shared, heads, shared->size);
     if (!shared->in_place)
-        gather_heads(shared, work->z, it->z);
+        gather_heads(shared, work->z, heads->z);
     for (int64_t j = 0; j < shared->padded; j += LANES)
         store(work->z + j, load(work->tau + j) + choose(load(shared->rotated + j) > 0, load(work->z + j), (vec){0}));
 }
 
 /* Add the gradients that pass through the rotation to those of eps, tau and h, from that of P R h in to_z. */
-static void turn_row_backward(const GatedShared *shared, GatedWork *work)
+static void rotate_row_backward(const GatedShared *shared, GatedWork *work)
 {
-    Heads *it = &work->heads;
+    Heads *heads = &work->heads;
     if (shared->in_place)
         for (int64_t j = 0; j < shared->width; j += LANES)
-            store(it->grad + j, choose(load(shared->rotated + j) > 0, load(work->to_z + j), (vec){0}));
+            store(heads->grad + j, choose(load(shared->rotated + j) > 0, load(work->to_z + j), (vec){0}));
     else
-        spread_heads(shared, it->grad, work->to_z);
+        spread_heads(shared, heads->grad, work->to_z);
     if (shared->size == 8)
-        turn_heads_backward(shared, it, 8);
+        rotate_heads_backward(shared, heads, 8);
     else
-        turn_heads_backward(shared, it, shared->size);
-    real *found[] = {it->to_eps, it->to_tau, it->to_h}, *totals[] = {work->to_eps, work->to_tau, work->to_h};
+        rotate_heads_backward(shared, heads, shared->size);
+    real *found[] = {heads->to_eps, heads->to_tau, heads->to_h}, *totals[] = {work->to_eps, work->to_tau, work->to_h};
     for (int i = 0; i < 3; i++) {
         real *row = found[i];
         if (!shared->in_place) {
@@ -355,7 +355,7 @@ static void gated_forward(const GatedShared *shared, GatedWork *work, int64_t t,
         read_row(shared, projected[i], xp + i * stride);
     work->tau = sums + 2 * padded;
     work->h = h;
-    turn_row(shared, work);
+    rotate_row(shared, work);
     const int64_t key = scan->zoneout > 0 ? key_of(scan, t) : 0;
     for (int64_t j = 0; j < padded; j += LANES) {
         vec r = sigmoid(load(work->r + j) + load(sums + j)), u = sigmoid(load(work->u + j) + load(sums + padded + j));
@@ -399,7 +399,7 @@ static void gated_backward(const GatedShared *shared, GatedWork *work, int64_t t
         read_row(shared, work->h, t > 0 ? scan->out + (at - scan->B) * H : scan->h0 + b * H);
     else
         memset(work->h, 0, padded * sizeof(real));
-    turn_row(shared, work);
+    rotate_row(shared, work);
     const int64_t key = scan->zoneout > 0 ? key_of(scan, t) : 0;
     for (int64_t j = 0; j < padded; j += LANES) {
         vec r = load(work->r + j), u = load(work->u + j), inner = load(work->z + j), h = load(work->h + j);
@@ -417,7 +417,7 @@ static void gated_backward(const GatedShared *shared, GatedWork *work, int64_t t
         store(work->r + j, to_sum * inner * r * (1 - r));
         store(work->u + j, grad * (h - candidate) * u * (1 - u));
     }
-    turn_row_backward(shared, work);
+    rotate_row_backward(shared, work);
     memcpy(grad_h, work->to_h, padded * sizeof(real));
     write_row(shared, scan->grad_xp + at * 3 * H, work->r);
     write_row(shared, scan->grad_xp + (at * 3 + 1) * H, work->u);
@@ -432,10 +432,10 @@ static void gated_backward(const GatedShared *shared, GatedWork *work, int64_t t
 static int has_ended(const GatedScan *scan, int64_t t, int64_t b) { return scan->lengths != NULL && t >= scan->lengths[b]; }
 
 /* A block's rows of a tensor (T, B, numbers) at another step, which a matmul asks for meanwhile. */
-static void ask_for(const GatedScan *scan, Ahead *ahead, const real *x, int64_t t, int64_t first, int64_t rows, int64_t numbers)
+static void prefetch_gated_rows(const GatedScan *scan, Prefetch *prefetch, const real *x, int64_t t, int64_t first, int64_t rows, int64_t numbers)
 {
     if (x != NULL && t >= 0 && t < scan->T)
-        expect(ahead, x + (t * scan->B + first) * numbers, rows * numbers);
+        add_prefetch(prefetch, x + (t * scan->B + first) * numbers, rows * numbers);
 }
 
 /* Project what a block reads in the steps of a window, the first of them t. */
@@ -465,15 +465,15 @@ static void gated_walk_forward(const GatedShared *shared, int64_t first, int64_t
             project_window(shared, t, first, rows, work);
         for (int64_t i = 0; i < rows; i++)
             memcpy(work->sums + i * 3 * padded, shared->bias, 3 * padded * sizeof(real));
-        Ahead ahead = {.count = 0};
-        ask_for(scan, &ahead, scan->gates, t, first, rows, kept_of(scan));
-        ask_for(scan, &ahead, scan->out_copy, t, first, rows, H);
-        ask_for(scan, &ahead, scan->out, t, first, rows, H);
-        ask_for(scan, &ahead, scan->xp, t + 1, first, rows, 3 * H);
+        Prefetch prefetch = {.count = 0};
+        prefetch_gated_rows(scan, &prefetch, scan->gates, t, first, rows, kept_of(scan));
+        prefetch_gated_rows(scan, &prefetch, scan->out_copy, t, first, rows, H);
+        prefetch_gated_rows(scan, &prefetch, scan->out, t, first, rows, H);
+        prefetch_gated_rows(scan, &prefetch, scan->xp, t + 1, first, rows, 3 * H);
         if (shared->window > 0)
-            ask_for(scan, &ahead, scan->x, t + shared->window, first, rows, scan->features);
+            prefetch_gated_rows(scan, &prefetch, scan->x, t + shared->window, first, rows, scan->features);
         if (!shared->direct)
-            matmul(work->states, padded, &shared->weight, work->sums, 3 * padded, rows, &ahead);
+            matmul(work->states, padded, &shared->weight, work->sums, 3 * padded, rows, &prefetch);
         if (shared->direct && (t > 0 || scan->h0 != NULL)) {
             const Rows states = pack_rows(work->states, padded, rows, H, work->columns);
             for (int64_t i = 0; i < 3; i++)
@@ -529,14 +529,14 @@ static void gated_walk_backward(const GatedShared *shared, int64_t first, int64_
             add_rows(scan->weight, 3 * H, H, work->to_sums, 3 * H, rows, work->grad_h, padded);
             continue;
         }
-        Ahead ahead = {.count = 0};
-        ask_for(scan, &ahead, scan->grad_tau, t - 1, first, rows, H);
-        ask_for(scan, &ahead, scan->grad_xp, t - 1, first, rows, 3 * H);
-        ask_for(scan, &ahead, scan->out, t - 2, first, rows, H);
-        ask_for(scan, &ahead, scan->grad_out, t - 1, first, rows, H);
-        ask_for(scan, &ahead, scan->xp, t - 1, first, rows, 3 * H);
-        ask_for(scan, &ahead, scan->gates, t - 1, first, rows, kept_of(scan));
-        matmul(work->to_sums, 3 * H, &shared->weight, work->grad_h, padded, rows, &ahead);
+        Prefetch prefetch = {.count = 0};
+        prefetch_gated_rows(scan, &prefetch, scan->grad_tau, t - 1, first, rows, H);
+        prefetch_gated_rows(scan, &prefetch, scan->grad_xp, t - 1, first, rows, 3 * H);
+        prefetch_gated_rows(scan, &prefetch, scan->out, t - 2, first, rows, H);
+        prefetch_gated_rows(scan, &prefetch, scan->grad_out, t - 1, first, rows, H);
+        prefetch_gated_rows(scan, &prefetch, scan->xp, t - 1, first, rows, 3 * H);
+        prefetch_gated_rows(scan, &prefetch, scan->gates, t - 1, first, rows, kept_of(scan));
+        matmul(work->to_sums, 3 * H, &shared->weight, work->grad_h, padded, rows, &prefetch);
     }
     for (int64_t i = 0; i < rows; i++)
         write_row(shared, scan->grad_h0 + (first + i) * H, work->grad_h + i * padded);
@@ -566,8 +566,8 @@ static int64_t prepare_gated(GatedShared *shared, real *memory)
     shared->in_place = shared->size == n && (K % n == 0 || (K == H && shared->width == shared->padded));
     const int64_t padded = shared->padded;
     GatedArena arena = {memory, 0};
-    real *bias = take_row(&arena, 3 * padded), *turns = take_row(&arena, shared->width), *rotated = take_row(&arena, padded);
-    shared->bias = bias, shared->turns = turns, shared->rotated = rotated;
+    real *bias = take_row(&arena, 3 * padded), *rotates = take_row(&arena, shared->width), *rotated = take_row(&arena, padded);
+    shared->bias = bias, shared->rotates = rotates, shared->rotated = rotated;
     const int64_t features = scan->features, steps = scan->T * scan->B, projects = features > 0 && !scan->backward;
     shared->window = projects && steps > DIRECT_ROWS ? DIRECT_ROWS / scan->block : 0;
     shared->projected = projects && !shared->window ? take_row(&arena, steps * 3 * H) : NULL;
@@ -593,7 +593,7 @@ static int64_t prepare_gated(GatedShared *shared, real *memory)
     for (int64_t j = 0; j < K; j++)
         rotated[j] = 1;
     for (int64_t at = 0; at < (K + n - 1) / n * shared->size; at++)
-        turns[at] = units_of(shared, at) > 1;
+        rotates[at] = units_of(shared, at) > 1;
     if (shared->direct)
         return arena.used;
     if (scan->backward)
@@ -635,7 +635,7 @@ static int run_gated_backward(const GatedShared *shared, Job walk)
 {
     const GatedScan *scan = shared->scan;
     const int64_t H = scan->H, steps = scan->T * scan->B, few = steps <= DIRECT_ROWS, projects = scan->features > 0;
-    Source gates = {H, 2 * H, .first = scan->h0, .ahead = scan->B, .x = scan->out, .to_weight = scan->grad_weight};
+    Source gates = {H, 2 * H, .first = scan->h0, .first_rows = scan->B, .x = scan->out, .to_weight = scan->grad_weight};
     Source target = gates, input = {scan->features, 3 * H, .x = scan->x, .to_weight = scan->grad_weight_ih};
     target.units = H;
     target.to_weight = scan->grad_weight + 2 * H * H;
@@ -688,10 +688,10 @@ static int run_gated(const GatedScan *given)
         return 1;
     }
     prepare_gated(&shared, memory);
-    expect_writes(scan->backward ? scan->grad_xp : scan->out, steps * (scan->backward ? 3 : 1) * H);
-    expect_writes(scan->backward ? scan->grad_tau : scan->gates, steps * (scan->backward ? H : kept_of(scan)));
-    expect_writes(scan->out_copy, steps * H);
-    expect_writes(scan->grad_x, steps * scan->features);
+    advise_huge_pages(scan->backward ? scan->grad_xp : scan->out, steps * (scan->backward ? 3 : 1) * H);
+    advise_huge_pages(scan->backward ? scan->grad_tau : scan->gates, steps * (scan->backward ? H : kept_of(scan)));
+    advise_huge_pages(scan->out_copy, steps * H);
+    advise_huge_pages(scan->grad_x, steps * scan->features);
     const Job walk = {gated_walk, &shared, lay_out_gated(&shared, NULL, &(GatedWork){0}), (scan->B + scan->block - 1) / scan->block, 0, 0};
     const Job first = {project, &shared, LANES + columns_size(steps, scan->features), scan->threads, 0, 0};
     Job jobs[] = {first, walk};

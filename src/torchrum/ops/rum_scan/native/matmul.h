@@ -27,14 +27,14 @@ typedef struct {
         int64_t lines;
     } parts[6];
     int count;
-} Ahead;
+} Prefetch;
 
 #define LINE 64
 
-INLINE void expect(Ahead *ahead, const real *x, int64_t numbers)
+INLINE void add_prefetch(Prefetch *prefetch, const real *x, int64_t numbers)
 {
-    ahead->parts[ahead->count].next = (const char *)x;
-    ahead->parts[ahead->count++].lines = (numbers * (int64_t)sizeof(real) + LINE - 1) / LINE;
+    prefetch->parts[prefetch->count].next = (const char *)x;
+    prefetch->parts[prefetch->count++].lines = (numbers * (int64_t)sizeof(real) + LINE - 1) / LINE;
 }
 
 /* Lines to ask for one by one, so many bytes apart. */
@@ -44,23 +44,23 @@ typedef struct {
 } Lines;
 
 /* The next ``lines`` lines to ask for; ``nothing``, which is in the cache, if there are none. */
-INLINE Lines next_lines(Ahead *ahead, int64_t lines, const real *nothing)
+INLINE Lines next_lines(Prefetch *prefetch, int64_t lines, const real *nothing)
 {
-    if (ahead == NULL || ahead->count == 0)
+    if (prefetch == NULL || prefetch->count == 0)
         return (Lines){(const char *)nothing, 0};
-    const char *start = ahead->parts[ahead->count - 1].next;
-    ahead->parts[ahead->count - 1].next += lines * LINE;
-    ahead->parts[ahead->count - 1].lines -= lines;
-    if (ahead->parts[ahead->count - 1].lines <= 0)
-        ahead->count--;
+    const char *start = prefetch->parts[prefetch->count - 1].next;
+    prefetch->parts[prefetch->count - 1].next += lines * LINE;
+    prefetch->parts[prefetch->count - 1].lines -= lines;
+    if (prefetch->parts[prefetch->count - 1].lines <= 0)
+        prefetch->count--;
     return (Lines){start, LINE};
 }
 
-INLINE int64_t count_lines(const Ahead *ahead)
+INLINE int64_t count_lines(const Prefetch *prefetch)
 {
     int64_t lines = 0;
-    for (int i = 0; ahead != NULL && i < ahead->count; i++)
-        lines += ahead->parts[i].lines;
+    for (int i = 0; prefetch != NULL && i < prefetch->count; i++)
+        lines += prefetch->parts[i].lines;
     return lines;
 }
 
@@ -137,16 +137,16 @@ static Packed packed_shape(int64_t K, int64_t columns)
 
 static int64_t panel_start(const Packed *w, int64_t panel) { return panel * w->vectors / w->panels; }
 
-/* c (rows, vectors) += a (rows, K) w; ahead may be NULL. */
-static void matmul(const real *a, int64_t a_stride, const Packed *w, real *c, int64_t c_stride, int64_t rows, Ahead *ahead)
+/* c (rows, vectors) += a (rows, K) w; prefetch may be NULL. */
+static void matmul(const real *a, int64_t a_stride, const Packed *w, real *c, int64_t c_stride, int64_t rows, Prefetch *prefetch)
 {
-    Ahead *rest = count_lines(ahead) > w->panels * (rows / TILE_ROWS) * w->K ? ahead : NULL; /* two at a time only then */
+    Prefetch *rest = count_lines(prefetch) > w->panels * (rows / TILE_ROWS) * w->K ? prefetch : NULL; /* two at a time only then */
     for (int64_t panel = 0; panel < w->panels; panel++) {
         int64_t start = panel_start(w, panel), width = panel_start(w, panel + 1) - start;
         const real *columns = w->data + start * w->K * LANES;
 #define MULTIPLY(ROWS, i)                                                                                              \
     tile_of_width(ROWS, width, a + (i) * a_stride, a_stride, 1, columns, w->K, c + (i) * c_stride + start * LANES,     \
-                  c_stride, next_lines(ahead, w->K, columns), next_lines(rest, w->K, columns))
+                  c_stride, next_lines(prefetch, w->K, columns), next_lines(rest, w->K, columns))
         WITH_TILES(rows, MULTIPLY);
 #undef MULTIPLY
     }

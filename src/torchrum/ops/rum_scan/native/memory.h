@@ -1,4 +1,4 @@
-/* The memory of lam = 1: one row's R, turned by two rank-1 updates per step, and its gradients; as ../torch_turns.py, without
+/* The memory of lam = 1: one row's R, turned by two rank-1 updates per step, and its gradients; as ../torch_rotation.py, without
  * its windows: R is formed at every step, since a row's R stays in the cache. */
 #ifndef TORCHRUM_MEMORY_H
 #define TORCHRUM_MEMORY_H
@@ -92,7 +92,7 @@ INLINE Pending pending_of(real *rows, int64_t padded)
 
 /* R, transposed (H, padded), takes up what is pending; of the new R: WIDTH vectors of R e, R n and R h, one pass for all.
  * x: the rows e, n and h. */
-INLINE void turn_chunk(const int WIDTH, const int HALF, real *R, int64_t padded, int64_t H, Pending pending, const real *x, int64_t at,
+INLINE void rotate_chunk(const int WIDTH, const int HALF, real *R, int64_t padded, int64_t H, Pending pending, const real *x, int64_t at,
                        real *products)
 {
     vec along_e[CHUNK], along_n[CHUNK], sum[3][CHUNK];
@@ -140,7 +140,7 @@ INLINE void turn_chunk(const int WIDTH, const int HALF, real *R, int64_t padded,
 
 /* Turn the memory, R <- R H_e H_n, and write z = R h, for R transposed and up to what is pending, which becomes this
  * step's part. products: three padded rows. */
-static void turn_memory(const Shared *shared, const Plane *plane, const real *h, real *R, Pending pending,
+static void rotate_memory(const Shared *shared, const Plane *plane, const real *h, real *R, Pending pending,
                         real *products, real *z)
 {
     const int64_t padded = shared->padded, H = shared->scan->H, half = ends_in_half(H);
@@ -156,14 +156,14 @@ static void turn_memory(const Shared *shared, const Plane *plane, const real *h,
     }
     const real e_n = total_of(e_n_sum), e_h = total_of(e_h_sum), n_h = total_of(n_h_sum);
     for (int64_t at = 0; at < padded; at += CHUNK * LANES) {
-#define TURN(W, HALF) turn_chunk(W, HALF, R, padded, H, pending, e, at, products)
-        WITH_WIDTH((padded - at) / LANES, half, TURN);
-#undef TURN
+#define ROTATE(W, HALF) rotate_chunk(W, HALF, R, padded, H, pending, e, at, products)
+        WITH_WIDTH((padded - at) / LANES, half, ROTATE);
+#undef ROTATE
     }
     for (int64_t i = 0; i < padded; i += LANES) {
-        vec turned = load(R_n + i) - 2 * e_n * load(R_e + i);
-        store(R_n + i, turned);
-        squares += turned * turned;
+        vec rotated_n = load(R_n + i) - 2 * e_n * load(R_e + i);
+        store(R_n + i, rotated_n);
+        squares += rotated_n * rotated_n;
     }
     /* 1, but for what rounding has added to |R n|, which is so taken out again */
     const real correction = (real)1.25 - (real)0.25 * total_of(squares);
@@ -225,7 +225,7 @@ INLINE void gather_chunk(const int WIDTH, const int HALF, real *K, int64_t strid
 }
 
 /* R^T g, R^T a_e and R^T a_n, WIDTH vectors of each; R then goes back to before the step, R + 2 (y_e e^T + y_n n^T). */
-INLINE void return_chunk(const int WIDTH, const int HALF, real *R, int64_t stride, int64_t H, const real *const rows[5], const real *e,
+INLINE void restore_chunk(const int WIDTH, const int HALF, real *R, int64_t stride, int64_t H, const real *const rows[5], const real *e,
                          const real *n, int64_t at, real *const results[3])
 {
     vec by_e[CHUNK], by_n[CHUNK], sum[3][CHUNK];
@@ -271,9 +271,9 @@ INLINE void return_chunk(const int WIDTH, const int HALF, real *R, int64_t strid
     }
 }
 
-/* Gradients of ``turn_memory`` from that of eps + z, in ``row->to_candidate``. R (H, padded), not transposed here, and K
+/* Gradients of ``rotate_memory`` from that of eps + z, in ``row->to_candidate``. R (H, padded), not transposed here, and K
  * go back to before the step. products: five padded rows. */
-static void turn_memory_backward(const Shared *shared, const Plane *plane, const Row *row, real *R, real *K,
+static void rotate_memory_backward(const Shared *shared, const Plane *plane, const Row *row, real *R, real *K,
                                  const real *y, const real *z, real *products, real *to_h)
 {
     const int64_t padded = shared->padded, H = shared->scan->H, half = ends_in_half(H);
@@ -290,9 +290,9 @@ static void turn_memory_backward(const Shared *shared, const Plane *plane, const
     const real *const rows[5] = {g, a_e, a_n, y_e, y_n};
     real *const results[3] = {to_h, K_e, K_n};
     for (int64_t at = 0; at < padded; at += CHUNK * LANES) {
-#define RETURN(W, HALF) return_chunk(W, HALF, R, padded, H, rows, e, n, at, results)
-        WITH_WIDTH((padded - at) / LANES, half, RETURN);
-#undef RETURN
+#define RESTORE(W, HALF) restore_chunk(W, HALF, R, padded, H, rows, e, n, at, results)
+        WITH_WIDTH((padded - at) / LANES, half, RESTORE);
+#undef RESTORE
     }
     /* K_e and K_n are -R^T K R e and -R^T K R n */
     const real along = dot(e, K_n, padded), scale = 2 * plane->inv_s * plane->inv_tau;

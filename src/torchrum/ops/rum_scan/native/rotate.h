@@ -1,4 +1,4 @@
-/* The rotation of lam = 0: R(eps, tau) h as a combination of h, eps and tau, and its gradients; as ../torch_turns.py. */
+/* The rotation of lam = 0: R(eps, tau) h as a combination of h, eps and tau, and its gradients; as ../torch_rotation.py. */
 #ifndef TORCHRUM_ROTATE_H
 #define TORCHRUM_ROTATE_H
 
@@ -69,7 +69,7 @@ static Angle find_angle(const Shared *shared, const Row *row, const real *h)
 }
 
 /* total = eps + R h */
-static void turn(const Shared *shared, Angle angle, const Row *row, const real *h)
+static void rotate(const Shared *shared, Angle angle, const Row *row, const real *h)
 {
     const int64_t padded = shared->padded;
     const real by_eps = 1 - 2 * angle.k * angle.inv_eps, by_tau = 2 * (angle.p - angle.k) * angle.inv_tau;
@@ -104,8 +104,8 @@ static void half_turn_backward(const Shared *shared, Angle angle, const Row *row
     }
 }
 
-/* Gradients of ``turn`` from that of the total, in ``row->to_candidate``. */
-static void turn_backward(const Shared *shared, Angle angle, const Row *row, const real *h, real *to_h)
+/* Gradients of ``rotate`` from that of the total, in ``row->to_candidate``. */
+static void rotate_backward(const Shared *shared, Angle angle, const Row *row, const real *h, real *to_h)
 {
     const int64_t padded = shared->padded;
     const real *grad = row->to_candidate;

@@ -81,15 +81,15 @@ EXPORT int torchrum_scan(const Scan *scan)
         return 1;
     prepare(&shared, memory);
     if (scan->backward) {
-        expect_writes(scan->grad_xp, steps * (gates + 1) * H);
-        expect_writes(scan->grad_x, steps * scan->features);
+        advise_huge_pages(scan->grad_xp, steps * (gates + 1) * H);
+        advise_huge_pages(scan->grad_x, steps * scan->features);
     } else {
-        expect_writes(scan->out, steps * H);
-        expect_writes(scan->out_copy, steps * H);
-        expect_writes(scan->saved, steps * saved_rows(scan) * H);
-        expect_writes(scan->kept, steps * 2 * H);
+        advise_huge_pages(scan->out, steps * H);
+        advise_huge_pages(scan->out_copy, steps * H);
+        advise_huge_pages(scan->saved, steps * saved_rows(scan) * H);
+        advise_huge_pages(scan->kept, steps * 2 * H);
     }
-    const Source recurrent = {H, gates * H, .first = scan->h0, .ahead = scan->B, .x = scan->out, .to_weight = scan->grad_weight};
+    const Source recurrent = {H, gates * H, .first = scan->h0, .first_rows = scan->B, .x = scan->out, .to_weight = scan->grad_weight};
     const Source projected = {scan->features, (gates + 1) * H, .x = scan->x, .to_weight = scan->grad_weight_ih};
     Gradient gradient = {.rows = steps, .units = (gates + (scan->features > 0)) * H, .grads = scan->grad_xp,
                          .stride = (gates + 1) * H, .sources = {recurrent, projected}, .to_bias = scan->grad_bias};

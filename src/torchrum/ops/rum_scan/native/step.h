@@ -166,10 +166,10 @@ static void normalise_backward(const Shared *shared, int64_t block, const real *
         sum += scaled;
         along += scaled * unit;
     }
-    real mean = total_of(sum) / (real)shared->scan->H, slant = total_of(along) / (real)shared->scan->H;
+    real mean = total_of(sum) / (real)shared->scan->H, projection = total_of(along) / (real)shared->scan->H;
     for (int64_t j = 0; j < padded; j += LANES) {
         vec unit = (load(x + j) - moments.mean) * moments.rstd;
-        vec rest = load(grad + j) * load(gain + j) - mean - unit * slant;
+        vec rest = load(grad + j) * load(gain + j) - mean - unit * projection;
         store(grad + j, rest * moments.rstd * load(shared->inside + j));
     }
 }

@@ -30,7 +30,7 @@ static real *zeros(int64_t size)
 }
 
 /* Memory that is about to be written for the first time comes faster in large pages, where the system has them. */
-static void expect_writes(real *memory, int64_t size)
+static void advise_huge_pages(real *memory, int64_t size)
 {
 #ifdef MADV_HUGEPAGE
     const uintptr_t page = 2 << 20;
@@ -69,11 +69,11 @@ static void *take_blocks(void *argument)
 /* Do the jobs with up to ``threads`` threads, this one among them; 1 where memory ran out. */
 static int run_threads(Job *jobs, int64_t count, int64_t threads)
 {
-    enum { MOST = 256 };
-    pthread_t others[MOST];
+    enum { MAX_THREADS = 256 };
+    pthread_t others[MAX_THREADS];
     Call call = {jobs, count, 0, NULL, 0};
     int64_t started = 0, wanted = threads < jobs->blocks ? threads : jobs->blocks;
-    wanted = wanted < 1 ? 1 : wanted > MOST ? MOST : wanted;
+    wanted = wanted < 1 ? 1 : wanted > MAX_THREADS ? MAX_THREADS : wanted;
     for (int64_t i = 0; i < count; i++)
         call.size = call.size > jobs[i].work ? call.size : jobs[i].work;
     call.size = (call.size + 63) / 64 * 64; /* threads share no line */

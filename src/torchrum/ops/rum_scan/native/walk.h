@@ -65,10 +65,10 @@ static int64_t lay_out(const Shared *shared, real *start, Work *work)
 static int is_over(const Scan *scan, int64_t t, int64_t b) { return scan->lengths != NULL && t >= scan->lengths[b]; }
 
 /* A block's rows of a tensor (T, B, numbers), or of NULL, at another step. */
-static void expect_rows(const Scan *scan, Ahead *ahead, const real *x, int64_t t, int64_t first, int64_t rows, int64_t numbers)
+static void prefetch_rows(const Scan *scan, Prefetch *prefetch, const real *x, int64_t t, int64_t first, int64_t rows, int64_t numbers)
 {
     if (x != NULL && t >= 0 && t < scan->T)
-        expect(ahead, x + (t * scan->B + first) * numbers, rows * numbers);
+        add_prefetch(prefetch, x + (t * scan->B + first) * numbers, rows * numbers);
 }
 
 /* Raw gates and eps of a block's rows: what step ``t`` reads, times the input's weight or given, and the state's share. */
@@ -99,17 +99,17 @@ static void find_raw(const Shared *shared, const Work *work, int64_t t, int64_t 
         return;
     if (features > 0)
         matmul(scan->x + at * features, features, &shared->weight_ih, work->raw, stride, rows, NULL);
-    Ahead ahead = {.count = 0};
-    expect_rows(scan, &ahead, scan->kept, t, first, rows, 2 * H);
-    expect_rows(scan, &ahead, scan->saved, t, first, rows, saved_rows(scan) * H);
-    expect_rows(scan, &ahead, scan->out_copy, t, first, rows, H);
-    expect_rows(scan, &ahead, scan->out, t, first, rows, H);
-    expect_rows(scan, &ahead, scan->x, t + 1, first, rows, features);
-    expect_rows(scan, &ahead, scan->xp, t + 1, first, rows, (gates + 1) * H); /* first of all: a read must wait for it */
-    matmul(work->h, padded, &shared->weight, work->raw, stride, rows, &ahead);
+    Prefetch prefetch = {.count = 0};
+    prefetch_rows(scan, &prefetch, scan->kept, t, first, rows, 2 * H);
+    prefetch_rows(scan, &prefetch, scan->saved, t, first, rows, saved_rows(scan) * H);
+    prefetch_rows(scan, &prefetch, scan->out_copy, t, first, rows, H);
+    prefetch_rows(scan, &prefetch, scan->out, t, first, rows, H);
+    prefetch_rows(scan, &prefetch, scan->x, t + 1, first, rows, features);
+    prefetch_rows(scan, &prefetch, scan->xp, t + 1, first, rows, (gates + 1) * H); /* first of all: a read must wait for it */
+    matmul(work->h, padded, &shared->weight, work->raw, stride, rows, &prefetch);
 }
 
-/* Gates, turn and mixing of one row; ``raw`` has its raw gates and eps, ``h`` its state, which becomes the new one. */
+/* Gates, rotation and mixing of one row; ``raw`` has its raw gates and eps, ``h`` its state, which becomes the new one. */
 static void step_forward(const Shared *shared, Work *work, int64_t t, int64_t b, real *raw, real *h, real *R,
                          Pending pending)
 {
@@ -123,10 +123,10 @@ static void step_forward(const Shared *shared, Work *work, int64_t t, int64_t b,
     else
         row.tau = raw;
     if (R == NULL) {
-        turn(shared, find_angle(shared, &row, h), &row, h);
+        rotate(shared, find_angle(shared, &row, h), &row, h);
     } else {
         find_plane(shared, &row, &work->plane);
-        turn_memory(shared, &work->plane, h, R, pending, work->products, work->z);
+        rotate_memory(shared, &work->plane, h, R, pending, work->products, work->z);
         for (int64_t j = 0; j < padded; j += LANES)
             store(row.total + j, load(row.eps + j) + load(work->z + j));
         if (saved != NULL) {
@@ -257,7 +257,7 @@ static void step_backward(const Shared *shared, Work *work, int64_t t, int64_t b
         row.tau = raw;
     if (R == NULL) {
         angle = find_angle(shared, &row, h);
-        turn(shared, angle, &row, h);
+        rotate(shared, angle, &row, h);
     } else {
         fetch(shared, work->z, saved + gates * H);
         fetch(shared, work->y, scan->kept + at * 2 * H);
@@ -275,11 +275,11 @@ static void step_backward(const Shared *shared, Work *work, int64_t t, int64_t b
     if (scan->layer_norm)
         normalise_backward(shared, gates, row.total, of_candidate, row.to_candidate, work->sums);
     if (R == NULL) {
-        turn_backward(shared, angle, &row, h, grad_h);
+        rotate_backward(shared, angle, &row, h, grad_h);
     } else {
         if (scan->grad_z != NULL)
             put(shared, scan->grad_z + at * H, row.to_candidate);
-        turn_memory_backward(shared, &work->plane, &row, R, K, work->y, work->z, work->products, grad_h);
+        rotate_memory_backward(shared, &work->plane, &row, R, K, work->y, work->z, work->products, grad_h);
     }
     if (scan->layer_norm)
         normalise_backward(shared, 0, raw, of_tau, row.to_tau, work->sums);
@@ -311,13 +311,13 @@ static void walk_backward(const Shared *shared, int64_t block, Work *work)
 {
     const Scan *scan = shared->scan;
     const int64_t H = scan->H, padded = shared->padded, gates = scan->gates, matrix = H * padded;
-    const int64_t first = block * scan->block, remembers = scan->R_n != NULL;
+    const int64_t first = block * scan->block, has_memory = scan->R_n != NULL;
     const int64_t rows = scan->B - first < scan->block ? scan->B - first : scan->block;
     memset(work->grad_h, 0, rows * padded * sizeof(real));
     for (int64_t i = 0; scan->grad_last != NULL && i < rows; i++)
         fetch(shared, work->grad_h + i * padded, scan->grad_last + (first + i) * H);
     memset(work->sums, 0, 2 * (gates + 1) * padded * sizeof(real));
-    for (int64_t i = 0; remembers && i < rows; i++) {
+    for (int64_t i = 0; has_memory && i < rows; i++) {
         load_matrix(shared, work->R + i * matrix, scan->R_n + (first + i) * H * H);
         memset(work->K + i * matrix, 0, matrix * sizeof(real));
         if (scan->grad_K != NULL)
@@ -327,7 +327,7 @@ static void walk_backward(const Shared *shared, int64_t block, Work *work)
         real *grad_xp = scan->grad_xp + (t * scan->B + first) * (gates + 1) * H;
         for (int64_t i = 0; i < rows; i++) {
             const int64_t at = t * scan->B + first + i;
-            real *grad_h = work->grad_h + i * padded, *R = remembers ? work->R + i * matrix : NULL;
+            real *grad_h = work->grad_h + i * padded, *R = has_memory ? work->R + i * matrix : NULL;
             if (scan->grad_out != NULL)
                 fetch(shared, work->row.grad, scan->grad_out + at * H);
             for (int64_t j = 0; scan->grad_out != NULL && j < padded; j += LANES)
@@ -343,15 +343,15 @@ static void walk_backward(const Shared *shared, int64_t block, Work *work)
                 fetch(shared, work->h, h);
             else
                 memset(work->h, 0, padded * sizeof(real));
-            step_backward(shared, work, t, first + i, work->h, grad_h, R, remembers ? work->K + i * matrix : NULL);
+            step_backward(shared, work, t, first + i, work->h, grad_h, R, has_memory ? work->K + i * matrix : NULL);
         }
-        Ahead ahead = {.count = 0};
-        expect_rows(scan, &ahead, scan->grad_xp, t - 1, first, rows, (gates + 1) * H);
-        expect_rows(scan, &ahead, scan->out, t - 2, first, rows, H);
-        expect_rows(scan, &ahead, scan->grad_out, t - 1, first, rows, H);
-        expect_rows(scan, &ahead, scan->kept, t - 1, first, rows, 2 * H);
-        expect_rows(scan, &ahead, scan->xp, t - 1, first, rows, (gates + 1) * H);
-        expect_rows(scan, &ahead, scan->saved, t - 1, first, rows, saved_rows(scan) * H);
+        Prefetch prefetch = {.count = 0};
+        prefetch_rows(scan, &prefetch, scan->grad_xp, t - 1, first, rows, (gates + 1) * H);
+        prefetch_rows(scan, &prefetch, scan->out, t - 2, first, rows, H);
+        prefetch_rows(scan, &prefetch, scan->grad_out, t - 1, first, rows, H);
+        prefetch_rows(scan, &prefetch, scan->kept, t - 1, first, rows, 2 * H);
+        prefetch_rows(scan, &prefetch, scan->xp, t - 1, first, rows, (gates + 1) * H);
+        prefetch_rows(scan, &prefetch, scan->saved, t - 1, first, rows, saved_rows(scan) * H);
         if (scan->grad_x != NULL && !shared->few)
             find_grad_x(shared, work, t * scan->B + first, rows);
         if (t == 0 && scan->grad_h0 == NULL)
@@ -359,7 +359,7 @@ static void walk_backward(const Shared *shared, int64_t block, Work *work)
         if (shared->direct)
             add_rows(scan->weight, gates * H, H, grad_xp, (gates + 1) * H, rows, work->grad_h, padded);
         else
-            matmul(grad_xp, (gates + 1) * H, &shared->weight, work->grad_h, padded, rows, &ahead);
+            matmul(grad_xp, (gates + 1) * H, &shared->weight, work->grad_h, padded, rows, &prefetch);
     }
     for (int64_t i = 0; scan->grad_h0 != NULL && i < rows; i++)
         put(shared, scan->grad_h0 + (first + i) * H, work->grad_h + i * padded);

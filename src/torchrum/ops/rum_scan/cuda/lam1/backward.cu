@@ -12,15 +12,15 @@ constexpr bool W_IN_REGISTERS = SAVED * RP * COLUMNS + 100 <= REGISTERS;  // bes
 extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_backward(
     const io_t* grad_out, const io_t* xp, const float* h0, const float* weight, const float* ln_weight,
     const float* ln_bias, const i64* lengths, const i64* seed, const float* bias, const io_t* out, const float* gates, const float* R_n,
-    const float* kept, const float* K_n, io_t* grad_xp, float* grad_h0, float* grad_ln, float* grad_turned, int T, int B,
+    const float* checkpoints, const float* K_n, io_t* grad_xp, float* grad_h0, float* grad_ln, float* grad_z, int T, int B,
     float eta, float ln_eps, float zoneout, u32 keep_below) {
     SHARED_MEMORY(shared);
-    const Place p = place();
+    const ThreadPosition p = thread_position();
     const int lane = p.lane, b = blockIdx.x;
 
     float* products = shared;  // R h, R e, R m, K e, K m of two steps: the slowest warp may still read the last one's
-    float* back = products + 10 * NV;  // k
-    float* through_W = back + NV;  // W_hh^T times the gates' gradient
+    float* shared_k = products + 10 * NV;  // k
+    float* through_W = shared_k + NV;  // W_hh^T times the gates' gradient
     float* ln = through_W + NV;
     float* ln_sums = ln + (LN ? 2 * INPUTS * NV : 0);
     float* saved = ln_sums + (LN ? 2 * INPUTS * NV : 0);  // inputs of two steps
@@ -51,24 +51,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_backward(
     const int length = lengths ? (int)(lengths[b] < T ? lengths[b] : T) : T;
     __syncthreads();
 
-    float coming[SAVED] = {};
+    float prefetched[SAVED] = {};
     auto fetch = [&](int t) {
         if (p.tid < N && t >= 0) {
             const i64 at = (i64)t * B + b;
-            coming[0] = t > 0 ? load(out, (at - B) * N + p.tid) : h0 ? h0[(i64)b * N + p.tid] : 0.f;
-            coming[1] = load(grad_out, at * N + p.tid);
-            coming[2] = load(xp, at * INPUTS * N + GATES * N + p.tid);
-            UNROLL for (int g = 0; g < GATES; ++g) coming[3 + g] = gates[at * GATE_STRIDE + g * N + p.tid];
+            prefetched[0] = t > 0 ? load(out, (at - B) * N + p.tid) : h0 ? h0[(i64)b * N + p.tid] : 0.f;
+            prefetched[1] = load(grad_out, at * N + p.tid);
+            prefetched[2] = load(xp, at * INPUTS * N + GATES * N + p.tid);
+            UNROLL for (int g = 0; g < GATES; ++g) prefetched[3 + g] = gates[at * GATE_STRIDE + g * N + p.tid];
         }
     };
-    auto put_down = [&](int t) {
+    auto store_prefetched = [&](int t) {
         if (p.tid < N)
             UNROLL for (int g = 0; g < SAVED; ++g)
-                saved[((t & 1) * SAVED + g) * NV + p.tid] = g == 2 ? with_bias(coming[g], bias, GATES * N + p.tid) : coming[g];
+                saved[((t & 1) * SAVED + g) * NV + p.tid] = g == 2 ? with_bias(prefetched[g], bias, GATES * N + p.tid) : prefetched[g];
     };
     if (LN) stage_norms(ln, ln_weight, ln_bias, p.tid);
     fetch(length - 1);
-    put_down(length - 1);
+    store_prefetched(length - 1);
     fetch(length - 2);
 
     // past the row's length the state was frozen: its gradients add up
@@ -148,13 +148,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_backward(
         }
         __syncthreads();
 
-        Vector now, grad_eps, grad_gate;  // the candidate, gradients of eps and of the raw gate
+        Vector candidate, grad_eps, grad_gate;  // the candidate, gradients of eps and of the raw gate
         {
-            Normed n_now;
-            Vector before, grad;
-            EACH(i) before.x[i] = product[32 * i + lane] + x[2 * NV + 32 * i + lane];
-            if (LN) before = affine((n_now = normalise(before, ln_eps, lane)).hat, ln + 2 * GATES * NV, lane);
-            EACH(i) now.x[i] = inside(i, lane) ? activate<ACT>(before.x[i]) : 0.f;
+            Normed n_candidate;
+            Vector argument, grad;
+            EACH(i) argument.x[i] = product[32 * i + lane] + x[2 * NV + 32 * i + lane];
+            if (LN) argument = affine((n_candidate = normalise(argument, ln_eps, lane)).hat, ln + 2 * GATES * NV, lane);
+            EACH(i) candidate.x[i] = inside(i, lane) ? activate<ACT>(argument.x[i]) : 0.f;
             EACH(i) grad.x[i] = grad_h.x[i] + through_W[32 * i + lane] + x[NV + 32 * i + lane];
             if (ZONE) {
                 const u32 key = ZONE == 1 ? zoneout_key(seed, t) : 0;
@@ -168,20 +168,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_backward(
                 EACH(i) grad_h.x[i] = 0.f;
             }
             if (ETA) {
-                Vector mixed = now;
-                if (GATES == 2) EACH(i) mixed.x[i] = gate.x[i] * h.x[i] + (1.f - gate.x[i]) * now.x[i];
+                Vector mixed = candidate;
+                if (GATES == 2) EACH(i) mixed.x[i] = gate.x[i] * h.x[i] + (1.f - gate.x[i]) * candidate.x[i];
                 float sum[2] = {inner(mixed, mixed), inner(mixed, grad)};
                 warp_sum(sum);
                 const float inverse = inverse_length(sum[0]);
                 EACH(i) grad.x[i] = eta * inverse * (grad.x[i] - mixed.x[i] * (sum[1] * inverse * inverse));
             }
             if (GATES == 2) EACH(i) {
-                grad_gate.x[i] = grad.x[i] * (h.x[i] - now.x[i]);
+                grad_gate.x[i] = grad.x[i] * (h.x[i] - candidate.x[i]);
                 grad_h.x[i] += grad.x[i] * gate.x[i];
                 grad.x[i] *= 1.f - gate.x[i];
             }
-            EACH(i) grad.x[i] *= slope<ACT>(before.x[i], now.x[i]);
-            grad_eps = LN ? norm_back(GATES, grad, n_now) : grad;
+            EACH(i) grad.x[i] *= slope<ACT>(argument.x[i], candidate.x[i]);
+            grad_eps = LN ? norm_back(GATES, grad, n_candidate) : grad;
         }
         write(own_g, grad_eps, lane);
         __syncwarp();
@@ -189,8 +189,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_backward(
         Rows s_k = {};
         UNROLL for (int k = 0; k < CHUNKS; ++k) multiply(s_k, R_t, k, chunk(own_g, k, p.segment));
         const float row_k = reduce_rows(s_k, p.segment);
-        if (p.owner) back[p.own] = row_k;
-        put_down(t - 1);
+        if (p.owner) shared_k[p.own] = row_k;
+        store_prefetched(t - 1);
         fetch(t - 2);
         if (GATES == 2) {
             if (LN == 2) grad_gate = norm_back(1, grad_gate, n_gate);
@@ -202,11 +202,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_backward(
             if (p.warp == 0) write_global(grad_xp, ((i64)t * B + b) * INPUTS * N + N, grad_gate, lane);
             write(own_du, grad_gate, lane);
         }
-        if (grad_turned && p.warp == 0) write_global(grad_turned, ((i64)t * B + b) * N, grad_eps, lane);
+        if (grad_z && p.warp == 0) write_global(grad_z, ((i64)t * B + b) * N, grad_eps, lane);
         __syncthreads();
 
         {
-            const Vector k = read(back, lane), Km = read(product + 4 * NV, lane);
+            const Vector k = read(shared_k, lane), Km = read(product + 4 * NV, lane);
             Vector a = read(product + 3 * NV, lane), bb, grad_tau;
             float sum[3] = {inner(k, e), inner(k, rot.m), inner(e, Km)};
             warp_sum(sum);
@@ -268,7 +268,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_backward(
         add_skew(own_k, own_h);
         add_skew(own_e, own_a);
         add_skew(own_m, own_b);
-        if (t > 0 && t % EVERY == 0) load_R(kept + ((i64)(t / EVERY - 1) * B + b) * N * N);
+        if (t > 0 && t % EVERY == 0) load_R(checkpoints + ((i64)(t / EVERY - 1) * B + b) * N * N);
         if (t > 0) prepare(t - 1);
     }
 

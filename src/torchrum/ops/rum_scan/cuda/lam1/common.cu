@@ -76,15 +76,15 @@ __device__ inline float with_bias(float x, const float* bias, int i) { return bi
 
 // ---- matrices -------------------------------------------------------------------------------------------------
 
-struct Place {  // where a thread stands in its block
+struct ThreadPosition {  // where a thread stands in its block
     int tid, warp, lane, segment;
     int row;  // first of its RP rows
     int own;  // the row whose sum it holds after reduce_rows
     bool owner;  // one thread for each row
 };
 
-__device__ inline Place place() {
-    Place p;
+__device__ inline ThreadPosition thread_position() {
+    ThreadPosition p;
     p.tid = threadIdx.x;
     p.warp = p.tid / 32;
     p.lane = p.tid % 32;
@@ -135,14 +135,14 @@ struct Tile {
 };
 
 // element (i, j) at matrix[i * row_stride + j * column_stride]
-__device__ inline void load_tile(Tile& tile, const float* matrix, int row_stride, int column_stride, const Place& p) {
+__device__ inline void load_tile(Tile& tile, const float* matrix, int row_stride, int column_stride, const ThreadPosition& p) {
     UNROLL for (int r = 0; r < RP; ++r) UNROLL for (int c = 0; c < COLUMNS; ++c) {
         int i = p.row + r, j = column(c, p.segment);
         tile.v[r][c] = i < N && j < N ? matrix[i * row_stride + j * column_stride] : 0.f;
     }
 }
 
-__device__ inline void identity_tile(Tile& tile, const Place& p) {
+__device__ inline void identity_tile(Tile& tile, const ThreadPosition& p) {
     UNROLL for (int r = 0; r < RP; ++r) UNROLL for (int c = 0; c < COLUMNS; ++c) {
         int i = p.row + r;
         tile.v[r][c] = i < N && i == column(c, p.segment) ? 1.f : 0.f;
@@ -153,7 +153,7 @@ __device__ inline void zero_tile(Tile& tile) {
     UNROLL for (int r = 0; r < RP; ++r) UNROLL for (int c = 0; c < COLUMNS; ++c) tile.v[r][c] = 0.f;
 }
 
-__device__ inline void store_tile(const Tile& tile, float* matrix, const Place& p) {
+__device__ inline void store_tile(const Tile& tile, float* matrix, const ThreadPosition& p) {
     UNROLL for (int r = 0; r < RP; ++r) UNROLL for (int c = 0; c < COLUMNS; ++c) {
         int i = p.row + r, j = column(c, p.segment);
         if (i < N && j < N) matrix[i * N + j] = tile.v[r][c];
@@ -352,30 +352,30 @@ __device__ inline Vector orthogonal_to(const Vector& e, int lane) {
 __device__ inline Rotation rotation(const Vector& e, float inv_eps, const Vector& tau, const Vector& h, int lane) {
     Rotation rot;
     rot.inv_tau = N == 1 || inv_eps == 0.f ? 0.f : inverse_length(warp_sum(inner(tau, tau)));
-    bool still = rot.inv_tau == 0.f;
+    bool no_rotation = rot.inv_tau == 0.f;
     rot.w = scaled(tau, rot.inv_tau);
-    Vector both;
-    EACH(i) both.x[i] = e.x[i] + rot.w.x[i];
-    float sum[4] = {inner(both, both), inner(both, e), inner(both, h), inner(e, h)};
+    Vector e_plus_w;
+    EACH(i) e_plus_w.x[i] = e.x[i] + rot.w.x[i];
+    float sum[4] = {inner(e_plus_w, e_plus_w), inner(e_plus_w, e), inner(e_plus_w, h), inner(e, h)};
     warp_sum(sum);
     // Rounding leaves e and w with lengths of 1 + 1e-7; near opposite vectors the part of e + w along e is as small and
     // the angle would be off by 1e-7/|e + w|. The part across e is safe, and gives the part along it.
-    float across = sum[0] - sum[1] * sum[1], along = __fdividef(across, 2.f - sum[1]), fix = along - sum[1];
+    float across = sum[0] - sum[1] * sum[1], along = __fdividef(across, 2.f - sum[1]), correction = along - sum[1];
     bool wide = sum[1] < 1.f && sum[0] > OPPOSITE;
     if (wide) {
-        EACH(i) both.x[i] += fix * e.x[i];
-        sum[0] = across + along * along, sum[1] = along, sum[2] += fix * sum[3];
+        EACH(i) e_plus_w.x[i] += correction * e.x[i];
+        sum[0] = across + along * along, sum[1] = along, sum[2] += correction * sum[3];
     }
     rot.e_h = sum[3];
-    if (!still && sum[0] <= OPPOSITE) {  // the same in every lane
+    if (!no_rotation && sum[0] <= OPPOSITE) {  // the same in every lane
         rot.inv_sum = 0.f;
         rot.m = orthogonal_to(e, lane);
         float products[2] = {inner(rot.m, e), inner(rot.m, h)};
         warp_sum(products);
         rot.m_e = products[0], rot.m_h = products[1];
     } else {
-        rot.inv_sum = still ? 0.f : inverse_root(sum[0]);
-        rot.m = scaled(both, rot.inv_sum);
+        rot.inv_sum = no_rotation ? 0.f : inverse_root(sum[0]);
+        rot.m = scaled(e_plus_w, rot.inv_sum);
         rot.m_e = sum[1] * rot.inv_sum, rot.m_h = sum[2] * rot.inv_sum;
     }
     return rot;

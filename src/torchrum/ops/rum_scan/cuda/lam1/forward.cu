@@ -2,16 +2,16 @@
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_forward(
     const io_t* xp, const float* h0, const float* R0, const float* weight, const float* ln_weight, const float* ln_bias,
-    const i64* lengths, const i64* seed, const float* bias, io_t* out, float* R_n, float* kept,
+    const i64* lengths, const i64* seed, const float* bias, io_t* out, float* R_n, float* checkpoints,
     io_t* last_copy, io_t* out_copy, float* R_copy, int T, int B,
     float eta, float ln_eps, float zoneout, u32 keep_below) {
     SHARED_MEMORY(shared);
-    const Place p = place();
+    const ThreadPosition p = thread_position();
     const int lane = p.lane, b = blockIdx.x;
 
     float* raw = shared;  // W_hh h: tau, u
-    float* turned = raw + 2 * NV;  // z
-    float* along_e = turned + NV;  // -2 R H_m e and -2 R m
+    float* rotated_h = raw + 2 * NV;  // z
+    float* along_e = rotated_h + NV;  // -2 R H_m e and -2 R m
     float* along_m = along_e + NV;
     float* ln = along_m + NV;
     float* inputs = ln + (LN ? 2 * INPUTS * NV : 0);  // xp of two steps
@@ -29,19 +29,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_forward(
     const int length = lengths ? (int)(lengths[b] < T ? lengths[b] : T) : T;
     __syncthreads();
 
-    // xp of the next step waits in registers (coming), the one after is on its way when they are put down
-    float coming[INPUTS] = {};
+    // xp of the next step waits in registers (prefetched); once it is stored, the loads for the step after it start
+    float prefetched[INPUTS] = {};
     auto fetch = [&](int t) {
         if (p.tid < N && t < length)
-            UNROLL for (int g = 0; g < INPUTS; ++g) coming[g] = load(xp, ((i64)t * B + b) * INPUTS * N + g * N + p.tid);
+            UNROLL for (int g = 0; g < INPUTS; ++g) prefetched[g] = load(xp, ((i64)t * B + b) * INPUTS * N + g * N + p.tid);
     };
-    auto put_down = [&](int t) {
+    auto store_prefetched = [&](int t) {
         if (p.tid < N)
             UNROLL for (int g = 0; g < INPUTS; ++g)
-                inputs[((t & 1) * INPUTS + g) * NV + p.tid] = with_bias(coming[g], bias, g * N + p.tid);
+                inputs[((t & 1) * INPUTS + g) * NV + p.tid] = with_bias(prefetched[g], bias, g * N + p.tid);
     };
     if (LN) stage_norms(ln, ln_weight, ln_bias, p.tid);
-    if (length > 0) fetch(0), put_down(0);
+    if (length > 0) fetch(0), store_prefetched(0);
     fetch(1);
     __syncthreads();
 
@@ -85,20 +85,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_forward(
         if (LN) tau = affine(normalise(tau, ln_eps, lane).hat, ln, lane);
         EACH(i) tau.x[i] = inside(i, lane) ? tau.x[i] : 0.f;
         const Rotation rot = rotation(e, inv_eps, tau, h, lane);
-        const float turns = rot.inv_tau == 0.f ? 0.f : 2.f;
+        const float reflect_factor = rot.inv_tau == 0.f ? 0.f : 2.f;
         write(own_m, rot.m, lane);
         __syncwarp();
 
         Rows s_m = {};
         UNROLL for (int k = 0; k < CHUNKS; ++k) multiply(s_m, R, k, chunk(own_m, k, p.segment));
         const float R_m = reduce_rows(s_m, p.segment);
-        const float R_me = turns * (R_e - 2.f * rot.m_e * R_m);  // 2 R H_m e
+        const float R_me = reflect_factor * (R_e - 2.f * rot.m_e * R_m);  // 2 R H_m e
         if (p.owner) {
-            turned[p.own] = R_h - 2.f * rot.m_h * R_m - rot.e_h * R_me;
+            rotated_h[p.own] = R_h - 2.f * rot.m_h * R_m - rot.e_h * R_me;
             along_m[p.own] = -2.f * R_m;
             along_e[p.own] = -R_me;
         }
-        put_down(t + 1);
+        store_prefetched(t + 1);
         fetch(t + 2);
         if (GATES == 2 && LN == 1) gate = affine(normalise(gate, ln_eps, lane).hat, ln + 2 * NV, lane);
         if (GATES == 2) EACH(i) gate.x[i] = inside(i, lane) ? sigmoid(gate.x[i]) : 0.f;
@@ -108,36 +108,36 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_forward(
         // A reflection of R's rows keeps what rounding has added to |R x|, step after step. With 2 - (|R x|^2 - 1)/2 in
         // place of 2 it is taken out again.
         const Vector all_m = read(along_m, lane), all_e = read(along_e, lane);
-        float lengths_of[2] = {inner(all_m, all_m), inner(all_e, all_e)};
-        warp_sum(lengths_of);
-        const float fix_m = 1.25f - 0.0625f * lengths_of[0], fix_e = 1.25f - 0.0625f * lengths_of[1];
+        float squared_norms[2] = {inner(all_m, all_m), inner(all_e, all_e)};
+        warp_sum(squared_norms);
+        const float correction_m = 1.25f - 0.0625f * squared_norms[0], correction_e = 1.25f - 0.0625f * squared_norms[1];
         Rows by_m = rows(along_m, p.row), by_e = rows(along_e, p.row);
         UNROLL for (int r = 0; r < RP; ++r) {
-            by_e.x[r] = fix_e * (by_e.x[r] - turns * rot.m_e * (fix_m - 1.f) * by_m.x[r]);
-            by_m.x[r] *= fix_m;
+            by_e.x[r] = correction_e * (by_e.x[r] - reflect_factor * rot.m_e * (correction_m - 1.f) * by_m.x[r]);
+            by_m.x[r] *= correction_m;
         }
         add_outer(R, by_m, own_m, by_e, own_e, p.segment);
-        if (kept && (t + 1) % EVERY == 0 && t + 1 < T) store_tile(R, kept + ((i64)((t + 1) / EVERY - 1) * B + b) * N * N, p);
+        if (checkpoints && (t + 1) % EVERY == 0 && t + 1 < T) store_tile(R, checkpoints + ((i64)((t + 1) / EVERY - 1) * B + b) * N * N, p);
 
-        Vector now, next;
-        EACH(i) now.x[i] = turned[32 * i + lane] + x[GATES * NV + 32 * i + lane];
-        if (LN) now = affine(normalise(now, ln_eps, lane).hat, ln + 2 * GATES * NV, lane);
-        EACH(i) now.x[i] = inside(i, lane) ? activate<ACT>(now.x[i]) : 0.f;
-        if (GATES == 2) EACH(i) now.x[i] = gate.x[i] * h.x[i] + (1.f - gate.x[i]) * now.x[i];
-        next = read(inputs + ((~t & 1) * INPUTS + GATES) * NV, lane);
-        float squares[2] = {inner(next, next), inner(now, now)};
+        Vector new_h, next_eps;
+        EACH(i) new_h.x[i] = rotated_h[32 * i + lane] + x[GATES * NV + 32 * i + lane];
+        if (LN) new_h = affine(normalise(new_h, ln_eps, lane).hat, ln + 2 * GATES * NV, lane);
+        EACH(i) new_h.x[i] = inside(i, lane) ? activate<ACT>(new_h.x[i]) : 0.f;
+        if (GATES == 2) EACH(i) new_h.x[i] = gate.x[i] * h.x[i] + (1.f - gate.x[i]) * new_h.x[i];
+        next_eps = read(inputs + ((~t & 1) * INPUTS + GATES) * NV, lane);
+        float squares[2] = {inner(next_eps, next_eps), inner(new_h, new_h)};
         warp_sum(squares);
         inv_eps = inverse_length(squares[0]);
-        e = scaled(next, inv_eps);
-        if (ETA) now = scaled(now, eta * inverse_length(squares[1]));
+        e = scaled(next_eps, inv_eps);
+        if (ETA) new_h = scaled(new_h, eta * inverse_length(squares[1]));
         if (ZONE) {
             const u32 key = ZONE == 1 ? zoneout_key(seed, t) : 0;
             EACH(i) {
-                if (ZONE == 2) now.x[i] = (1.f - zoneout) * now.x[i] + zoneout * h.x[i];
-                else if (hash32(key ^ (u32)(b * N + 32 * i + lane)) >= keep_below) now.x[i] = h.x[i];
+                if (ZONE == 2) new_h.x[i] = (1.f - zoneout) * new_h.x[i] + zoneout * h.x[i];
+                else if (hash32(key ^ (u32)(b * N + 32 * i + lane)) >= keep_below) new_h.x[i] = h.x[i];
             }
         }
-        h = now;
+        h = new_h;
         if (p.warp == 0) write_state(t);
         __syncwarp();
         own_write();

@@ -3,9 +3,9 @@
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_replay(
     const io_t* xp, const float* bias, const float* h0, const float* ln_weight, const float* ln_bias, const i64* lengths,
-    const io_t* out, const float* gates, float* turned, float* P_n, int T, int B, float ln_eps) {
+    const io_t* out, const float* gates, float* rotated_h, float* P_n, int T, int B, float ln_eps) {
     SHARED_MEMORY(shared);
-    const Place p = place();
+    const ThreadPosition p = thread_position();
     const int lane = p.lane, b = blockIdx.x;
     float *along_e = shared, *along_m = shared + NV, *ln = shared + 2 * NV;
     float* own = ln + 2 * INPUTS * NV + p.warp * 3 * NV;
@@ -52,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_replay(
         if (p.owner) {
             along_m[p.own] = -2.f * P_m;
             along_e[p.own] = -P_me;
-            if (p.own < N) turned[at * N + p.own] = P_h - 2.f * rot.m_h * P_m - rot.e_h * P_me;
+            if (p.own < N) rotated_h[at * N + p.own] = P_h - 2.f * rot.m_h * P_m - rot.e_h * P_me;
         }
         __syncwarp();
         add_outer(P, rows(along_m, p.row), own_m, rows(along_e, p.row), own_e, p.segment);

@@ -8,7 +8,7 @@
 #define INNER (GATES * NP)
 #define TILE_WORDS (INNER * ROWS * SIZE / 4)
 #define QUARTER_BYTES (INNER / 4 * ROWS * SIZE)
-#define SUMS_BIAS (STEPS + 2 <= MOST_RESIDENT)  // whether weights leave registers for the sums; Plan.sums_bias
+#define SUMS_BIAS (STEPS + 2 <= MAX_RESIDENT)  // whether weights leave registers for the sums; Plan.sums_bias
 #define SHARE ((GATES + 1) * UNITS)             // of a block in the gradient of the bias
 
 struct BackwardArgs {
@@ -30,7 +30,7 @@ struct BackwardArgs {
 
 // k-steps of a stage go to the warpgroup's two pairs of warps in turn.
 template <int FIRST>
-DEVICE void multiply_stages(float (&c)[SETS * NT][4], const Weights& weight, Quad (&v)[PIECES], char* grads, const u32* from, int g, int thread) {
+DEVICE void multiply_stages(float (&c)[ACCUMULATOR_SETS * NT][4], const Weights& weight, Quad (&v)[PIECES], char* grads, const u32* from, int g, int thread) {
     if constexpr (FIRST < STEPS) {
         const int LAST = FIRST + STAGE_STEPS / 2 < STEPS ? FIRST + STAGE_STEPS / 2 : STEPS, at = 2 * FIRST / STAGE_STEPS * STAGE_BYTES;
         finish_stage<2 * (STEPS - FIRST)>(v, grads + at, from + at / 4, thread);
@@ -71,7 +71,7 @@ DEVICE void sum_bias(float (&sums)[GATES + 1][2], const BackwardArgs& a, float* 
         u32* from = (u32*)a.shares + (other * GROUP + cta) * SHARE + lane * 4;
         Quad v = {0, 0, 0, 0};
         if (mine) v = peek(from);
-        while (!whole_warp(!mine || arrived(v))) {
+        while (!all_lanes(!mine || arrived(v))) {
             spin_once(spins);
             if (mine) v = peek(from);
         }
@@ -156,7 +156,7 @@ KERNEL rum_persistent_backward(const BackwardArgs a) {
 
         for (int t = T - 1; t >= 0; t--) {
             u32* grads = a.grads + (i64)(t * (int)a.tiles + tile) * TILE_WORDS;
-            float straight[2] = {0.f, 0.f};  // what reaches h(t-1) outside the matmul
+            float direct_grad[2] = {0.f, 0.f};  // what reaches h(t-1) outside the matmul
             if (pointwise) {
                 if (thread < 64) sums[256 + thread] = x_stat;
                 if (a.bias) x_eps = sum_of(x_eps, load_pair(a.bias + GATES * N + first, count));
@@ -167,43 +167,43 @@ KERNEL rum_persistent_backward(const BackwardArgs a) {
                 const u32 key = ZONEOUT == 2 ? hash32((u32)a.seed[0] ^ (u32)t * 0x9E3779B9u) : 0;
                 warpgroup_sync(g);
                 const float* stat = sums + 256 + i * 8;
-                const Turn turn = turn_of(stat[0], stat[1], stat[2], stat[3], stat[4]);
+                const Rotation rotation = rotation_of(stat[0], stat[1], stat[2], stat[3], stat[4]);
                 HalfTurn mirror = {0, 0.f, 0.f, 0.f};
                 float mirror_flow = 0.f;
-                if (turn.opposite) {
+                if (rotation.opposite) {
                     const i64 row = (i64)t * B + b;
                     const Element *eps_row = a.xp + (row * (GATES + 1) + GATES) * N, *eps_bias = a.bias ? a.bias + GATES * N : 0;
-                    mirror = half_turn_of(eps_row, eps_bias, N, turn.inv_eps);
+                    mirror = half_turn_of(eps_row, eps_bias, N, rotation.inv_eps);
                     const int m = mirror.unit;
-                    const float there = t > 0 ? to_float(a.out[(row - B) * N + m]) : a.h0 ? a.h0[(i64)b * N + m] : 0.f;
-                    mirror.along = (there - mirror.e_i * turn.p) * mirror.inv_norm;
-                    const float e = eps_at(eps_row, eps_bias, m), x = e + turned(turn, mirror, m, e, 0.f, there), z = activate(x);
+                    const float mirror_h = t > 0 ? to_float(a.out[(row - B) * N + m]) : a.h0 ? a.h0[(i64)b * N + m] : 0.f;
+                    mirror.along = (mirror_h - mirror.e_i * rotation.p) * mirror.inv_norm;
+                    const float e = eps_at(eps_row, eps_bias, m), x = e + rotated_h(rotation, mirror, m, e, 0.f, mirror_h), z = activate(x);
                     const float gate = GATES == 2 ? sigmoid(to_float(a.gates[(row * GATES + 1) * N + m])) : 0.f;
-                    mirror_flow = slope(x, z) * (1.f - gate) * (gate * there + (1.f - gate) * z);
+                    mirror_flow = slope(x, z) * (1.f - gate) * (gate * mirror_h + (1.f - gate) * z);
                 }
                 float v[4] = {0.f, 0.f, 0.f, 0.f}, y[2], rate[2], mixed[2], grad2[2];
 #pragma unroll
                 for (int k = 0; k < 2; k++) {
                     const bool real = first + k < N;
-                    const float x = eps[k] + turned(turn, mirror, first + k, eps[k], tau[k], h[k]);
+                    const float x = eps[k] + rotated_h(rotation, mirror, first + k, eps[k], tau[k], h[k]);
                     y[k] = activate(x);
                     rate[k] = real ? slope(x, y[k]) * (1.f - u[k]) : 0.f;
                     mixed[k] = real ? u[k] * h[k] + (1.f - u[k]) * y[k] : 0.f;
                     const float share = share_of_new(key, (u32)b * (u32)N + first + k, (u32)a.keep_below, (float)a.zoneout);
                     grad2[k] = share * grad[k];
-                    straight[k] = ZONEOUT ? (1.f - share) * grad[k] : 0.f;
+                    direct_grad[k] = ZONEOUT ? (1.f - share) * grad[k] : 0.f;
                     const float flow = rate[k] * grad2[k];
                     if (ETA) v[0] += mixed[k] * grad2[k];
-                    v[1] += flow * eps[k], v[2] += flow * second_of(turn, eps[k], tau[k]);
-                    if (turn.opposite && first + k == mirror.unit) v[3] = flow;
+                    v[1] += flow * eps[k], v[2] += flow * second_of(rotation, eps[k], tau[k]);
+                    if (rotation.opposite && first + k == mirror.unit) v[3] = flow;
                 }
                 float* board = a.early + (i64)(t * (int)a.tiles + tile) * (NT * BOARD) + g * BOARD;
                 publish_sums(v, sums, board, g, cta, thread);
-                if ((lane == 0 || (WIDE && lane == 2)) && t >= AHEAD) {
-                    const i64 later = (i64)AHEAD * a.tiles;
-                    call_back(grads - later * TILE_WORDS + grad_word);
-                    if (GATES == 2) call_back(grads - later * TILE_WORDS + TILE_WORDS / 2 + grad_word);
-                    if (w == 0 && (!WIDE || lane == 0)) call_back(board - later * (NT * BOARD) + cta * 32);
+                if ((lane == 0 || (WIDE && lane == 2)) && t >= PREFETCH_STEPS) {
+                    const i64 later = (i64)PREFETCH_STEPS * a.tiles;
+                    prefetch_line(grads - later * TILE_WORDS + grad_word);
+                    if (GATES == 2) prefetch_line(grads - later * TILE_WORDS + TILE_WORDS / 2 + grad_word);
+                    if (w == 0 && (!WIDE || lane == 0)) prefetch_line(board - later * (NT * BOARD) + cta * 32);
                 }
                 if (t > 0) load_inputs(t - 1);
                 {
@@ -214,46 +214,46 @@ KERNEL rum_persistent_backward(const BackwardArgs a) {
                 }
                 float s[4], scale = 1.f, along = 0.f;
                 read_sums(s, sums + 128, i);
-                const float by_second = WIDE && turn.narrow ? 1.f : turn.inv_tau;
-                float A = s[1] * turn.inv_eps, C = s[2] * by_second, at_mirror = s[3];
+                const float by_second = WIDE && rotation.narrow ? 1.f : rotation.inv_tau;
+                float A = s[1] * rotation.inv_eps, C = s[2] * by_second, at_mirror = s[3];
                 if (ETA) {
                     const float inv = stat[5] * stat[5] <= TINY ? 0.f : 1.f / stat[5];
                     scale = (float)a.eta * inv, along = s[0] * inv * inv;
-                    A = scale * (A - along * turn.inv_eps * stat[6]);
+                    A = scale * (A - along * rotation.inv_eps * stat[6]);
                     C = scale * (C - along * by_second * stat[7]);
                     at_mirror = scale * (at_mirror - along * mirror_flow);
                 }
                 // The rotation's gradient: each of dh, d tau and d eps is a combination of dz, h, eps and tau.
 #if WIDE
-                const float both = turn.narrow ? C : A + C;
-                if (turn.narrow) C -= A;
-                const float dq = -turn.k * both, dp = 2.f * C + dq, dc = -turn.k * turn.on_eps * both;
+                const float both = rotation.narrow ? C : A + C;
+                if (rotation.narrow) C -= A;
+                const float dq = -rotation.k * both, dp = 2.f * C + dq, dc = -rotation.k * rotation.coef_eps * both;
 #else
-                const float dp = (2.f - turn.k) * C - turn.k * A, dq = -turn.k * (A + C);
-                const float dc = turn.k * turn.k * (turn.p + turn.q) * (A + C);
+                const float dp = (2.f - rotation.k) * C - rotation.k * A, dq = -rotation.k * (A + C);
+                const float dc = rotation.k * rotation.k * (rotation.p + rotation.q) * (A + C);
 #endif
-                const float tau_tau = turn.on_tau * C + dq * turn.q + dc * turn.c, eps_eps = turn.on_eps * A + dp * turn.p + dc * turn.c;
+                const float tau_tau = rotation.coef_tau * C + dq * rotation.q + dc * rotation.c, eps_eps = rotation.coef_eps * A + dp * rotation.p + dc * rotation.c;
                 float d_tau[2], d_u[2], d_eps[2];
 #pragma unroll
                 for (int k = 0; k < 2; k++) {
                     const bool real = first + k < N;
                     const float d_mixed = ETA ? scale * (grad2[k] - along * mixed[k]) : grad2[k];
-                    const float dz = rate[k] * d_mixed, e = eps[k] * turn.inv_eps, n = tau[k] * turn.inv_tau;
+                    const float dz = rate[k] * d_mixed, e = eps[k] * rotation.inv_eps, n = tau[k] * rotation.inv_tau;
                     d_u[k] = d_mixed * (h[k] - y[k]) * u[k] * (1.f - u[k]);
-                    straight[k] += d_mixed * u[k];
-                    if (turn.opposite) {  // two fixed mirrors for tau and h; eps moves the first
+                    direct_grad[k] += d_mixed * u[k];
+                    if (rotation.opposite) {  // two fixed mirrors for tau and h; eps moves the first
                         const float f = ((first + k == mirror.unit ? 1.f : 0.f) - mirror.e_i * e) * mirror.inv_norm;
                         const float back = dz - 2.f * (at_mirror - mirror.e_i * A) * mirror.inv_norm * f;
                         d_tau[k] = 0.f;
-                        d_eps[k] = dz + turn.inv_eps * (-2.f * (turn.p * back + A * h[k]) + 4.f * turn.p * A * e);
-                        straight[k] += back - 2.f * A * e;
+                        d_eps[k] = dz + rotation.inv_eps * (-2.f * (rotation.p * back + A * h[k]) + 4.f * rotation.p * A * e);
+                        direct_grad[k] += back - 2.f * A * e;
                     } else {
-                        straight[k] += dz + dp * e + dq * n;
-                        d_tau[k] = turn.inv_tau * (turn.on_tau * dz + dq * h[k] + dc * e - tau_tau * n);
-                        d_eps[k] = dz + turn.inv_eps * (turn.on_eps * dz + dp * h[k] + dc * n - eps_eps * e);
+                        direct_grad[k] += dz + dp * e + dq * n;
+                        d_tau[k] = rotation.inv_tau * (rotation.coef_tau * dz + dq * h[k] + dc * e - tau_tau * n);
+                        d_eps[k] = dz + rotation.inv_eps * (rotation.coef_eps * dz + dp * h[k] + dc * n - eps_eps * e);
                     }
-                    if (t >= length) d_tau[k] = d_u[k] = d_eps[k] = 0.f, straight[k] = grad[k];
-                    if (!real) d_tau[k] = d_u[k] = d_eps[k] = straight[k] = 0.f;
+                    if (t >= length) d_tau[k] = d_u[k] = d_eps[k] = 0.f, direct_grad[k] = grad[k];
+                    if (!real) d_tau[k] = d_u[k] = d_eps[k] = direct_grad[k] = 0.f;
 #if SUMS_BIAS
                     if (inside) {
                         bias_sums[0][k] += d_tau[k], bias_sums[GATES][k] += d_eps[k];
@@ -273,10 +273,10 @@ KERNEL rum_persistent_backward(const BackwardArgs a) {
             Quad v_grads[PIECES];
             const u32* from = grads + g * (QUARTER_BYTES / 4);
             peek_stage<2 * STEPS>(v_grads, from, thread);
-            float c[SETS * NT][4];
+            float c[ACCUMULATOR_SETS * NT][4];
             clear(c);
             multiply_stages<0>(c, weight, v_grads, grad_bytes + g * QUARTER_BYTES, from, g, thread);
-            join(c);
+            merge_accumulators(c);
 #pragma unroll
             for (int j = 0; j < NT; j++) {
                 partial[((split * 2 + half_tile) * NT + j) * 64 + lane] = make_float2(c[j][0], c[j][1]);
@@ -291,14 +291,14 @@ KERNEL rum_persistent_backward(const BackwardArgs a) {
                     carry[0] += v.x, carry[1] += v.y;
                 }
                 transpose(carry[0], carry[1]);
-                carry[0] += straight[0], carry[1] += straight[1];
+                carry[0] += direct_grad[0], carry[1] += direct_grad[1];
             }
         }
         if (a.dh0 && count > 0) a.dh0[b * N + first] = carry[0];
         if (a.dh0 && count > 1) a.dh0[b * N + first + 1] = carry[1];
         if (a.arrivals && is_last_reader(a.arrivals + tile)) {
-            clear_mail(a.grads, T, TILE_WORDS, (int)a.tiles, tile);
-            clear_mail((u32*)a.early, T, NT * BOARD, (int)a.tiles, tile);
+            clear_mailboxes(a.grads, T, TILE_WORDS, (int)a.tiles, tile);
+            clear_mailboxes((u32*)a.early, T, NT * BOARD, (int)a.tiles, tile);
         }
         block_sync();  // the next tile reuses the sums' memory
     }

@@ -8,8 +8,8 @@
 // The inner axis of a matmul comes in k-steps of 32 bytes: 16 numbers of 16 bits, or with WIDE 8 float32 numbers. Layouts
 // are therefore the same in bytes. float32 is multiplied as TF32; TF32X3 takes three TF32 matmuls, which keep its digits.
 //
-// Blocks exchange data through global memory that is EMPTY before the launch and written once: a word
-// that is not EMPTY has arrived, so reading the data is also the test for it. No word that is written is EMPTY: no
+// Blocks exchange data through global memory that is EMPTY_WORD before the launch and written once: a word
+// that is not EMPTY_WORD has arrived, so reading the data is also the test for it. No word that is written is EMPTY_WORD: no
 // conversion to 16 bits produces that NaN, and for a float32 number that has its bits another NaN is written.
 
 typedef unsigned int u32;
@@ -29,7 +29,7 @@ typedef u32 Pair;
 #define SIZE 2
 #endif
 #define K_STEP (32 / SIZE)  // the inner axis of one mma
-#define SETS (TF32X3 ? 2 : 1)  // of accumulators: with TF32X3 the matmuls with a rest apart
+#define ACCUMULATOR_SETS (TF32X3 ? 2 : 1)  // of accumulators: with TF32X3 the matmuls with a rest apart
 
 #define ROWS (8 * NT)
 #define UNITS 32
@@ -39,9 +39,9 @@ typedef u32 Pair;
 #else
 #define STEPS (GATES * NP / (8 * K_STEP))  // in eight, two splits a warpgroup
 #endif
-#define EMPTY 0xFFFFFFFFu
+#define EMPTY_WORD 0xFFFFFFFFu
 #define SPINS (1 << 22)  // about two seconds of polling: a lost block ends in a trap, not in a hang
-#define AHEAD 3          // steps between calling a line back and its use
+#define PREFETCH_STEPS 3  // steps between the prefetch of a line and its use
 #define TINY 1e-24f      // squared length of a vector without a direction
 #if WIDE
 #define OPPOSITE 1e-8f   // |e + w|^2 of unit vectors e and w that have no plane to turn in
@@ -77,7 +77,7 @@ DEVICE void spin_once(int& spins) {
 }
 // Whether all lanes have what they wait for. A warp polls as a whole: lanes that leave a loop one by one may take
 // different copies of the code behind it, and barriers and matrix instructions count on whole warps.
-DEVICE bool whole_warp(bool done) { return __all_sync(0xFFFFFFFFu, done); }
+DEVICE bool all_lanes(bool done) { return __all_sync(0xFFFFFFFFu, done); }
 DEVICE bool any_lane(bool x) { return __any_sync(0xFFFFFFFFu, x); }
 DEVICE float as_float(u32 x) { return __uint_as_float(x); }
 DEVICE u32 as_bits(float x) { return __float_as_uint(x); }
@@ -91,7 +91,7 @@ DEVICE Quad peek(const u32* p) {
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
     return v;
 }
-DEVICE void clear_quad(u32* p) { asm volatile("st.global.v4.u32 [%0], {%1, %1, %1, %1};" ::"l"(p), "r"(EMPTY) : "memory"); }
+DEVICE void clear_quad(u32* p) { asm volatile("st.global.v4.u32 [%0], {%1, %1, %1, %1};" ::"l"(p), "r"(EMPTY_WORD) : "memory"); }
 DEVICE void fence() { __threadfence(); }
 // Adds one to a counter of all blocks and says what it was; what the block has read and written comes before.
 DEVICE u32 count_up(u32* p) {
@@ -101,8 +101,8 @@ DEVICE u32 count_up(u32* p) {
     return before;
 }
 // The mailboxes of a long sequence do not stay in the L2 until their step. A poll that misses takes a trip to memory, so
-// the block that will write a line calls it back some steps ahead.
-DEVICE void call_back(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+// the block that will write a line prefetches it some steps ahead.
+DEVICE void prefetch_line(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 // An 8 x 8 matrix of 16-bit numbers over a warp, two per lane: (row i, columns 2q, 2q + 1) becomes (column i,
 // rows 2q, 2q + 1).
 DEVICE u32 transpose(u32 x) {
@@ -121,7 +121,7 @@ DEVICE u32 to_tf32(u32 x) {
     return y;
 }
 // The number itself; what is computed from it is not kept over all steps, for which there are no registers.
-DEVICE u32 taken_now(u32 x) {
+DEVICE u32 not_hoisted(u32 x) {
     asm volatile("" : "+r"(x));
     return x;
 }
@@ -184,10 +184,10 @@ DEVICE void transpose(float& x0, float& x1) {
     x0 = as_float((low & 0xFFFF) | high << 16);
     x1 = as_float(low >> 16 | (high & 0xFFFF0000u));
 }
-DEVICE bool arrived(const Quad& v) { return v.x != EMPTY && v.y != EMPTY && v.z != EMPTY && v.w != EMPTY; }
+DEVICE bool arrived(const Quad& v) { return v.x != EMPTY_WORD && v.y != EMPTY_WORD && v.z != EMPTY_WORD && v.w != EMPTY_WORD; }
 DEVICE void publish_float(float* p, float x) {
     u32 bits = as_bits(x);
-    publish_word((u32*)p, bits == EMPTY ? 0x7FFFFFFFu : bits);
+    publish_word((u32*)p, bits == EMPTY_WORD ? 0x7FFFFFFFu : bits);
 }
 
 // How many of the units `unit` and `unit + 1` exist.
@@ -215,7 +215,7 @@ DEVICE void store_pair(float* at, int count, Pair x) {
     at[0] = x.low;
     if (count == 2) at[1] = x.high;
 }
-DEVICE u32 never_empty(u32 bits) { return bits == EMPTY ? 0x7FFFFFFFu : bits; }
+DEVICE u32 never_empty(u32 bits) { return bits == EMPTY_WORD ? 0x7FFFFFFFu : bits; }
 DEVICE void publish_pair(u32* p, Pair x) { publish_words(p, never_empty(as_bits(x.low)), never_empty(as_bits(x.high))); }
 #else
 DEVICE float low_of(u32 x) { return to_float((u16)(x & 0xFFFF)); }
@@ -271,7 +271,7 @@ DEVICE void finish_stage(Quad (&v)[PIECES], char* to, const u32* from, int threa
         bool all = true;
 #pragma unroll
         for (int j = 0; j < PIECES; j++) all = all && (j * 128 + thread >= STAGE_PIECES(STEPS_LEFT) || arrived(v[j]));
-        if (whole_warp(all)) break;
+        if (all_lanes(all)) break;
         spin_once(spins);
 #pragma unroll
         for (int j = 0; j < PIECES; j++)
@@ -283,7 +283,7 @@ DEVICE void finish_stage(Quad (&v)[PIECES], char* to, const u32* from, int threa
 }
 
 // A thread's weights for k-step s: in registers up to RESIDENT, the rest in shared memory before the compiler spills.
-#define RESIDENT (STEPS < MOST_RESIDENT ? STEPS : MOST_RESIDENT)
+#define RESIDENT (STEPS < MAX_RESIDENT ? STEPS : MAX_RESIDENT)
 #define EXTRA_BYTES ((STEPS - RESIDENT) * 512 * 16)
 struct Fragment {
     u32 a[4];
@@ -312,10 +312,10 @@ struct Operand {
     u32 head[4], rest[4];
     DEVICE_MEMBER Operand(const u32 (&a)[4]) {
 #pragma unroll
-        for (int k = 0; k < 4; k++) head[k] = a[k], rest[k] = rest_of(taken_now(a[k]));
+        for (int k = 0; k < 4; k++) head[k] = a[k], rest[k] = rest_of(not_hoisted(a[k]));
     }
 };
-DEVICE void multiply_add(float (&c)[SETS * NT][4], int j, const Operand& a, u32 b0, u32 b1) {
+DEVICE void multiply_add(float (&c)[ACCUMULATOR_SETS * NT][4], int j, const Operand& a, u32 b0, u32 b1) {
     mma(c[j], a.head, b0, b1);
     mma(c[NT + j], a.head, rest_of(b0), rest_of(b1));
     mma(c[NT + j], a.rest, b0, b1);
@@ -325,7 +325,7 @@ typedef const u32 (&Operand)[4];
 DEVICE void multiply_add(float (&c)[NT][4], int j, const u32 (&a)[4], u32 b0, u32 b1) { mma(c[j], a, b0, b1); }
 #endif
 // c[j] += a warp's 16 rows of weights x 8 rows of tile j, over the k-step of the gathered operand that lies at `offset`.
-DEVICE void multiply_step(float (&c)[SETS * NT][4], const u32 (&weight)[4], Cores at, int offset) {
+DEVICE void multiply_step(float (&c)[ACCUMULATOR_SETS * NT][4], const u32 (&weight)[4], Cores at, int offset) {
     Operand a(weight);
 #pragma unroll
     for (int j = 0; j + 1 < NT; j += 2) {
@@ -340,13 +340,13 @@ DEVICE void multiply_step(float (&c)[SETS * NT][4], const u32 (&weight)[4], Core
         multiply_add(c, NT - 1, a, b0, b1);
     }
 }
-DEVICE void clear(float (&c)[SETS * NT][4]) {
+DEVICE void clear(float (&c)[ACCUMULATOR_SETS * NT][4]) {
 #pragma unroll
-    for (int j = 0; j < SETS * NT; j++)
+    for (int j = 0; j < ACCUMULATOR_SETS * NT; j++)
 #pragma unroll
         for (int k = 0; k < 4; k++) c[j][k] = 0.f;
 }
-DEVICE void join(float (&c)[SETS * NT][4]) {
+DEVICE void merge_accumulators(float (&c)[ACCUMULATOR_SETS * NT][4]) {
 #if TF32X3
 #pragma unroll
     for (int j = 0; j < NT; j++)
@@ -388,7 +388,7 @@ DEVICE void add_sums(Quad (&v)[PASSES], float* total, const float* board, int th
 #pragma unroll
     for (int j = 0; j < PASSES; j++) {
         const bool mine = j * 128 + thread < GROUP * 8;
-        while (!whole_warp(!mine || arrived(v[j]))) {
+        while (!all_lanes(!mine || arrived(v[j]))) {
             spin_once(spins);
             if (mine) v[j] = peek((const u32*)board + (j * 128 + thread) * 4);
         }
@@ -416,19 +416,19 @@ DEVICE void read_sums(float (&s)[4], const float* total, int row) {
     s[0] = sum.x, s[1] = sum.y, s[2] = sum.z, s[3] = sum.w;
 }
 
-// Mail that is not filled for each launch is left EMPTY by the last block of a group that has read all of a tile's; it
-// alone is told so. The counter starts at EMPTY, and goes back to it.
+// Mailboxes that are not filled for each launch are left EMPTY_WORD by the last block of a group that has read all of a
+// tile's; only this block gets true. The counter starts at EMPTY_WORD, and goes back to it.
 RARE bool is_last_reader(u32* arrivals) {
     u32* before = (u32*)shared_memory();
     block_sync();
     if (THREAD == 0) *before = count_up(arrivals);
     block_sync();
-    const bool last = *before == EMPTY + (u32)(GROUP - 1);
-    if (last && THREAD == 0) *arrivals = EMPTY;
+    const bool last = *before == EMPTY_WORD + (u32)(GROUP - 1);
+    if (last && THREAD == 0) *arrivals = EMPTY_WORD;
     return last;
 }
-// Of a box (steps, tiles, words) one tile's.
-RARE void clear_mail(u32* box, int steps, int words, int tiles, int tile) {
+// Clears one tile's part of a mailbox (steps, tiles, words).
+RARE void clear_mailboxes(u32* mailbox, int steps, int words, int tiles, int tile) {
     for (int n = THREAD * 4; n < steps * words; n += 512 * 4)
-        clear_quad(box + (i64)(n / words * tiles + tile) * words + n % words);
+        clear_quad(mailbox + (i64)(n / words * tiles + tile) * words + n % words);
 }

@@ -1,7 +1,7 @@
 // The whole lam = 0 scan in one launch. Compile-time: NP, NT, GATES, ACTIVATION, HALF_BF16, WIDE, TF32X3, ETA, ZONEOUT,
 // LENGTHS, EVEN, WGMMA.
 //
-// Step t: gather h(t-1) of the tile, multiply, add up over the warpgroups; exchange four row sums; turn, mix, publish
+// Step t: gather h(t-1) of the tile, multiply, add up over the warpgroups; exchange four row sums; rotate, mix, publish
 // h(t). The norm for eta travels beside h(t) and is applied by its readers (`DEFER`), unless zoneout needs it first.
 
 #define DEFER (ETA && ZONEOUT == 0)
@@ -20,7 +20,7 @@ struct ForwardArgs {
 #if WIDE
     float* narrow;  // boards as early's, used where eps and tau are nearly opposite
 #endif
-    u32* arrivals;  // (tiles), for mail that the launch clears; null where it was filled for this one alone
+    u32* arrivals;  // (tiles), for mailboxes that the launch clears; null where they were filled for this launch only
     i64 T, B, N, tiles, groups, keep_below;
     double eta, zoneout;
     i64 features;  // of x
@@ -48,7 +48,7 @@ DEVICE void warpgroup_mma(float (&c)[NT][4], const u32 (&a)[4], u64 b) {
 
 // c[j] += W slice (16 rows of a warp) x h (8 rows of tile j), over k-steps FIRST to LAST - 1 of the warpgroup's quarter.
 template <int FIRST, int LAST>
-DEVICE void multiply(float (&c)[SETS * NT][4], const Weights& weight, const char* h) {
+DEVICE void multiply(float (&c)[ACCUMULATOR_SETS * NT][4], const Weights& weight, const char* h) {
 #if WGMMA && !defined(EMULATE)
     // Core matrices of 128 bytes; the next eight rows follow at 128 bytes, the next eight units at ROWS * 16.
     u64 base = (u64)(shared_address(h) >> 4) | (u64)ROWS << 16 | (u64)8 << 32;
@@ -63,10 +63,10 @@ DEVICE void multiply(float (&c)[SETS * NT][4], const Weights& weight, const char
 #endif
 }
 
-// `ask` is called when the last stage has arrived: what it asks for travels during the last matmul.
-template <int FIRST, class Ask>
-DEVICE void multiply_stages(float (&c)[SETS * NT][4], const Weights& weight, Quad (&v)[PIECES], char* h, const u32* from, int g, int thread,
-                            const Ask& ask) {
+// `on_last_stage` is called when the last stage has arrived: what it asks for travels during the last matmul.
+template <int FIRST, class Callback>
+DEVICE void multiply_stages(float (&c)[ACCUMULATOR_SETS * NT][4], const Weights& weight, Quad (&v)[PIECES], char* h, const u32* from, int g, int thread,
+                            const Callback& on_last_stage) {
     if constexpr (FIRST < STEPS) {
         const int LAST = FIRST + STAGE_STEPS < STEPS ? FIRST + STAGE_STEPS : STEPS, at = FIRST / STAGE_STEPS * STAGE_BYTES;
         finish_stage<STEPS - FIRST>(v, h + at, from + at / 4, thread);
@@ -75,9 +75,9 @@ DEVICE void multiply_stages(float (&c)[SETS * NT][4], const Weights& weight, Qua
 #endif
         warpgroup_sync(g);
         if constexpr (LAST < STEPS) peek_stage<STEPS - LAST>(v, from + (at + STAGE_BYTES) / 4, thread);
-        else ask();
+        else on_last_stage();
         multiply<FIRST, LAST>(c, weight, h);
-        multiply_stages<LAST>(c, weight, v, h, from, g, thread, ask);
+        multiply_stages<LAST>(c, weight, v, h, from, g, thread, on_last_stage);
     }
 }
 
@@ -204,19 +204,19 @@ KERNEL rum_persistent_forward(const ForwardArgs a) {
             Quad v_h[PIECES];
             const u32* from = states(t) + g * (QUARTER_BYTES / 4);
             peek_stage<STEPS>(v_h, from, thread);
-            const bool late_here = pointwise && !(ETA && !DEFER);
-            float c[SETS * NT][4];
+            const bool reads_late = pointwise && !(ETA && !DEFER);
+            float c[ACCUMULATOR_SETS * NT][4];
             clear(c);
             Quad late_packets[PASSES];
-            auto ask = [&] {
-                if (late_here) peek_sums(late_packets, board(a.late, t), thread);
+            auto on_last_stage = [&] {
+                if (reads_late) peek_sums(late_packets, board(a.late, t), thread);
             };
-            multiply_stages<0>(c, weight, v_h, h_bytes + g * QUARTER_BYTES, from, g, thread, ask);
-            join(c);
+            multiply_stages<0>(c, weight, v_h, h_bytes + g * QUARTER_BYTES, from, g, thread, on_last_stage);
+            merge_accumulators(c);
 #pragma unroll
             for (int j = 0; j < NT; j++)
                 if (j != g) partial[(g * NT + j) * 128 + thread] = make_float4(c[j][0], c[j][1], c[j][2], c[j][3]);
-            if (late_here) add_sums(late_packets, sums + 384, board(a.late, t), thread);
+            if (reads_late) add_sums(late_packets, sums + 384, board(a.late, t), thread);
             block_sync();
             if (!pointwise) continue;
 
@@ -231,7 +231,7 @@ KERNEL rum_persistent_forward(const ForwardArgs a) {
             }
             transpose(tau[0], tau[1]);
             if (GATES == 2) transpose(raw_u[0], raw_u[1]);
-            if (late_here) read_sums(late, sums + 384, i);
+            if (reads_late) read_sums(late, sums + 384, i);
             if (DEFER && t > 0) {
                 const float scale = t - 1 < length ? scale_of_late() : 1.f;
 #pragma unroll
@@ -246,11 +246,11 @@ KERNEL rum_persistent_forward(const ForwardArgs a) {
                 publish_sums(v, sums, board(a.early, t), g, cta, thread);
             }
             // What nothing waits for, while the sums travel.
-            if (WIDE && lane == 2 && t + AHEAD < T) call_back(states(t + AHEAD) + state_word);
-            if (lane == 0 && t + AHEAD < T) {
-                call_back(states(t + AHEAD) + state_word);
-                if (w == 0) call_back(board(a.early, t + AHEAD) + cta * 32);
-                if (w == 1) call_back(board(a.late, t + AHEAD) + cta * 32);
+            if (WIDE && lane == 2 && t + PREFETCH_STEPS < T) prefetch_line(states(t + PREFETCH_STEPS) + state_word);
+            if (lane == 0 && t + PREFETCH_STEPS < T) {
+                prefetch_line(states(t + PREFETCH_STEPS) + state_word);
+                if (w == 0) prefetch_line(board(a.early, t + PREFETCH_STEPS) + cta * 32);
+                if (w == 1) prefetch_line(board(a.late, t + PREFETCH_STEPS) + cta * 32);
             }
             if (t + 1 < T) load_inputs(t + 1);
             if (DEFER && t > 0) {
@@ -292,31 +292,31 @@ KERNEL rum_persistent_forward(const ForwardArgs a) {
             s[1] = bisector.square, s[2] = bisector.along;
 #endif
 
-            const Turn turn = turn_of(ee, s[0], s[1], s[2], s[3]);
+            const Rotation rotation = rotation_of(ee, s[0], s[1], s[2], s[3]);
             HalfTurn mirror = {0, 0.f, 0.f, 0.f};
-            if (turn.opposite) {
+            if (rotation.opposite) {
                 if (WIDE && a.x) fence();
                 const Element *eps_row = a.xp + (((i64)t * B + b) * (GATES + 1) + GATES) * N, *eps_bias = a.bias ? a.bias + GATES * N : 0;
-                mirror = half_turn_of(eps_row, eps_bias, N, turn.inv_eps);
+                mirror = half_turn_of(eps_row, eps_bias, N, rotation.inv_eps);
                 const Quad state = peek(states(t) + (mirror.unit / (16 / SIZE) * ROWS + 8 * g + i) * 4);
                 const int byte = mirror.unit % (16 / SIZE) * SIZE;
                 const u32 word = byte < 4 ? state.x : byte < 8 ? state.y : byte < 12 ? state.z : state.w;
 #if WIDE
-                float there = as_float(word);
+                float mirror_h = as_float(word);
 #else
-                float there = byte % 4 ? high_of(word) : low_of(word);
+                float mirror_h = byte % 4 ? high_of(word) : low_of(word);
 #endif
-                if (DEFER && t > 0 && t - 1 < length) there *= scale_of_late();
-                mirror.along = (there - mirror.e_i * turn.p) * mirror.inv_norm;
+                if (DEFER && t > 0 && t - 1 < length) mirror_h *= scale_of_late();
+                mirror.along = (mirror_h - mirror.e_i * rotation.p) * mirror.inv_norm;
             }
             float v[4] = {0.f, 0.f, 0.f, 0.f}, old[2] = {h[0], h[1]};
 #pragma unroll
             for (int k = 0; k < 2; k++) {
-                const float x = eps[k] + turned(turn, mirror, first + k, eps[k], tau[k], h[k]), y = activate(x);
+                const float x = eps[k] + rotated_h(rotation, mirror, first + k, eps[k], tau[k], h[k]), y = activate(x);
                 const float mixed = first + k < N ? u[k] * h[k] + (1.f - u[k]) * y : 0.f;
                 if (ETA) {
                     const float flow = slope(x, y) * (1.f - u[k]) * mixed;
-                    v[0] += mixed * mixed, v[2] += flow * eps[k], v[3] += flow * second_of(turn, eps[k], tau[k]);
+                    v[0] += mixed * mixed, v[2] += flow * eps[k], v[3] += flow * second_of(rotation, eps[k], tau[k]);
                 }
                 if (t < length) h[k] = mixed;
             }
@@ -356,11 +356,11 @@ KERNEL rum_persistent_forward(const ForwardArgs a) {
             save_late(T - 1);
         }
         if (a.arrivals && is_last_reader(a.arrivals + tile)) {
-            clear_mail(a.states, T, TILE_WORDS, (int)a.tiles, tile);
-            clear_mail((u32*)a.early, T, NT * BOARD, (int)a.tiles, tile);
-            clear_mail((u32*)a.late, T + 1, NT * BOARD, (int)a.tiles, tile);
+            clear_mailboxes(a.states, T, TILE_WORDS, (int)a.tiles, tile);
+            clear_mailboxes((u32*)a.early, T, NT * BOARD, (int)a.tiles, tile);
+            clear_mailboxes((u32*)a.late, T + 1, NT * BOARD, (int)a.tiles, tile);
 #if WIDE
-            clear_mail((u32*)a.narrow, T, NT * BOARD, (int)a.tiles, tile);
+            clear_mailboxes((u32*)a.narrow, T, NT * BOARD, (int)a.tiles, tile);
 #endif
         }
         block_sync();  // the next tile reuses the sums' memory

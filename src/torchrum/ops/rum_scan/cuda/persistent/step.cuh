@@ -1,8 +1,8 @@
 // What the two kernels share of a step's arithmetic: the rotation, the activation, zoneout's mask.
 
 // The rotation's row scalars; eps and tau enter as eps * inv_eps and tau * inv_tau.
-struct Turn {
-    float inv_eps, inv_tau, c, p, q, k, on_eps, on_tau;
+struct Rotation {
+    float inv_eps, inv_tau, c, p, q, k, coef_eps, coef_tau;
     bool opposite, narrow;
 };
 #if WIDE
@@ -16,39 +16,39 @@ DEVICE Bisector bisector_of(float ee, float tt, float et, float th, float eh) {
     const float inv_eps = inverse_root(ee), inv_tau = inverse_root(tt);
     return {2.f + 2.f * et * inv_eps * inv_tau, eh * inv_eps + th * inv_tau};
 }
-DEVICE Turn turn_of(float ee, float tt, float square, float along, float eh) {
-    Turn r;
-    bool turns = !(ee <= TINY || tt <= TINY);  // NaN turns: it must stay NaN
-    r.inv_eps = turns ? inverse_root(ee) : 0.f;
-    r.inv_tau = turns ? inverse_root(tt) : 0.f;
+DEVICE Rotation rotation_of(float ee, float tt, float square, float along, float eh) {
+    Rotation r;
+    bool rotates = !(ee <= TINY || tt <= TINY);  // NaN rotates: it must stay NaN
+    r.inv_eps = rotates ? inverse_root(ee) : 0.f;
+    r.inv_tau = rotates ? inverse_root(tt) : 0.f;
     r.c = 0.5f * square - 1.f;
     r.p = eh * r.inv_eps;
     r.q = along - r.p;
-    r.opposite = turns && square <= OPPOSITE;
-    r.narrow = turns && !r.opposite && square < NARROW;
-    r.k = turns && !r.opposite ? 2.f / square : 0.f;
-    r.on_eps = r.opposite ? -2.f * r.p : -r.k * along;
-    r.on_tau = r.opposite ? 0.f : 2.f * r.p + r.on_eps;
+    r.opposite = rotates && square <= OPPOSITE;
+    r.narrow = rotates && !r.opposite && square < NARROW;
+    r.k = rotates && !r.opposite ? 2.f / square : 0.f;
+    r.coef_eps = r.opposite ? -2.f * r.p : -r.k * along;
+    r.coef_tau = r.opposite ? 0.f : 2.f * r.p + r.coef_eps;
     return r;
 }
 // The second vector that the gradient's row sums go along: tau, or s where the sums along eps and tau would cancel.
-DEVICE float second_of(const Turn& r, float eps, float tau) { return r.narrow ? eps * r.inv_eps + tau * r.inv_tau : tau; }
+DEVICE float second_of(const Rotation& r, float eps, float tau) { return r.narrow ? eps * r.inv_eps + tau * r.inv_tau : tau; }
 #else
-DEVICE Turn turn_of(float ee, float tt, float et, float th, float eh) {
-    Turn r;
-    bool turns = !(ee <= TINY || tt <= TINY);  // NaN turns: it must stay NaN
-    r.inv_eps = turns ? inverse_root(ee) : 0.f;
-    r.inv_tau = turns ? inverse_root(tt) : 0.f;
+DEVICE Rotation rotation_of(float ee, float tt, float et, float th, float eh) {
+    Rotation r;
+    bool rotates = !(ee <= TINY || tt <= TINY);  // NaN rotates: it must stay NaN
+    r.inv_eps = rotates ? inverse_root(ee) : 0.f;
+    r.inv_tau = rotates ? inverse_root(tt) : 0.f;
     r.c = et * r.inv_eps * r.inv_tau;
     r.p = eh * r.inv_eps;
     r.q = th * r.inv_tau;
-    r.opposite = turns && 1.f + r.c <= OPPOSITE;
-    r.k = turns && !r.opposite ? 1.f / (1.f + r.c) : 0.f;
-    r.on_eps = r.opposite ? -2.f * r.p : -r.k * (r.p + r.q);
-    r.on_tau = r.opposite ? 0.f : 2.f * r.p + r.on_eps;
+    r.opposite = rotates && 1.f + r.c <= OPPOSITE;
+    r.k = rotates && !r.opposite ? 1.f / (1.f + r.c) : 0.f;
+    r.coef_eps = r.opposite ? -2.f * r.p : -r.k * (r.p + r.q);
+    r.coef_tau = r.opposite ? 0.f : 2.f * r.p + r.coef_eps;
     return r;
 }
-#define second_of(turn, eps, tau) (tau)
+#define second_of(rotation, eps, tau) (tau)
 #endif
 // Opposite vectors: the half turn's second mirror is f = (axis i - e_i e) / norm, i the unit where |eps| is smallest.
 struct HalfTurn {
@@ -74,8 +74,8 @@ RARE HalfTurn half_turn_of(const Element* eps, const Element* bias, int N, float
     f.along = 0.f;
     return f;
 }
-DEVICE float turned(const Turn& r, const HalfTurn& f, int unit, float eps, float tau, float h) {
-    float y = h + r.on_eps * r.inv_eps * eps + r.on_tau * r.inv_tau * tau;
+DEVICE float rotated_h(const Rotation& r, const HalfTurn& f, int unit, float eps, float tau, float h) {
+    float y = h + r.coef_eps * r.inv_eps * eps + r.coef_tau * r.inv_tau * tau;
     if (r.opposite) y -= 2.f * f.along * f.inv_norm * ((unit == f.unit ? 1.f : 0.f) - f.e_i * r.inv_eps * eps);
     return y;
 }

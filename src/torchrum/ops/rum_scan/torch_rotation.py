@@ -85,7 +85,7 @@ def half_turns(angle: Angle) -> bool:
     return angle.opposite.device.type != "cpu" or bool(angle.opposite.any())
 
 
-def add_turned(angle: Angle, eps: Tensor, tau: Tensor, h: Tensor, half_turns: bool, ones: Tensor) -> Tensor:
+def add_rotated(angle: Angle, eps: Tensor, tau: Tensor, h: Tensor, half_turns: bool, ones: Tensor) -> Tensor:
     """Return eps + R h; ``ones`` has a row for each row of h."""
     p, k, inv_eps, inv_tau, _, opposite = angle
     by_eps = torch.addcmul(ones, k, inv_eps, value=-2)
@@ -96,8 +96,8 @@ def add_turned(angle: Angle, eps: Tensor, tau: Tensor, h: Tensor, half_turns: bo
     return total
 
 
-class TurnBackward:
-    """The backward of ``add_turned`` for a block of steps; everything but the gradient is computed for all at once."""
+class RotationBackward:
+    """The backward of ``add_rotated`` for a block of steps; everything but the gradient is computed for all at once."""
 
     def __init__(self, angle: Angle, eps: Tensor, tau: Tensor, h: Tensor) -> None:
         p, k, inv_eps, inv_tau, _, _ = self.angle = angle
@@ -193,12 +193,12 @@ def find_plane(
     w = tau * inv_tau
     s = e + w
     length = length_of(s)
-    turns = inv_tau * inv_eps > 0
-    opposite = (length <= opposite_of(tau.dtype)) & turns
-    m = torch.where(opposite, orthogonal_to(e), s * (safe_inverse(length) * turns))
+    rotates = inv_tau * inv_eps > 0
+    opposite = (length <= opposite_of(tau.dtype)) & rotates
+    m = torch.where(opposite, orthogonal_to(e), s * (safe_inverse(length) * rotates))
     n = torch.addcmul(m, dot(e, m), e, value=-2, out=n)
-    moving = turns & ~opposite  # m is constant where the vectors are opposite
-    return Plane(e.mul_(turns), n, w, safe_inverse(length) * moving, inv_tau * moving)
+    differentiable = rotates & ~opposite  # m is constant where the vectors are opposite
+    return Plane(e.mul_(rotates), n, w, safe_inverse(length) * differentiable, inv_tau * differentiable)
 
 
 class Memory:
@@ -261,22 +261,22 @@ class MemoryBackward:
         R.baddbmm_(self.y.mT, self.x, alpha=2)
         # -R e and -R n after each step, (B, 2 steps, H)
         y_e, y_n = self.y.unflatten(1, (steps, 2)).unbind(2)
-        turned = torch.stack([torch.addcmul(y_e, dot(e, n), y_n, value=2), y_n], 2).flatten(1, 2)
-        images = torch.bmm(turned, outer.mT).baddbmm_(turned, outer, alpha=-1)
-        z_turned = torch.bmm(turned, self.z.mT)  # (B, 2 steps, steps)
+        rotated_axes = torch.stack([torch.addcmul(y_e, dot(e, n), y_n, value=2), y_n], 2).flatten(1, 2)
+        images = torch.bmm(rotated_axes, outer.mT).baddbmm_(rotated_axes, outer, alpha=-1)
+        axes_dot_z = torch.bmm(rotated_axes, self.z.mT)  # (B, 2 steps, steps)
         self.grad_z = torch.empty_like(self.z)
         self.products = z.new_empty(*z.shape[:2], 3, z.shape[2])
         by_step = (plane.e, plane.w + 2 * plane.e, 2 * plane.inv_s * plane.inv_tau, self.products)
-        by_row = (part.split(2, 1) for part in (turned, images, z_turned))
+        by_row = (part.split(2, 1) for part in (rotated_axes, images, axes_dot_z))
         self.steps = list(zip(*(part.unbind(0) for part in by_step), self.grad_z.unbind(1), *by_row, strict=True))
 
     def step(self, i: int, grad: Tensor, to_tau: Tensor) -> Tensor:
         """Run step ``i`` of the window: from the gradient of R h, write tau's gradient and return h's."""
-        e, toward, scale, products, grad_z, turned, images, z_turned = self.steps[i]
+        e, toward, scale, products, grad_z, rotated_axes, images, axes_dot_z = self.steps[i]
         grad_z.copy_(grad)
         grads, known = self.grad_z[:, i:], 2 * i + 2
-        images = torch.baddbmm(images, torch.bmm(turned, grads.mT), self.z[:, i:], alpha=-1)
-        rows = torch.cat([grad.unsqueeze(1), images.baddbmm_(z_turned[..., i:], grads)], 1)
+        images = torch.baddbmm(images, torch.bmm(rotated_axes, grads.mT), self.z[:, i:], alpha=-1)
+        rows = torch.cat([grad.unsqueeze(1), images.baddbmm_(axes_dot_z[..., i:], grads)], 1)
         torch.bmm(rows, self.R, out=products)
         products.baddbmm_(torch.bmm(rows, self.y[:, :known].mT), self.x[:, :known], alpha=-2)
         to_h, _, K_n = products.unbind(1)
