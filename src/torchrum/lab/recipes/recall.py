@@ -122,7 +122,7 @@ class Curriculum(NamedTuple):
 CURRICULUM = {
     100: Curriculum(100, 3, 5_000, "1500:0.3,3000:0.1"),
     200: Curriculum(128, 4, 6_000, "3000:0.3,4000:0.1", lengthen_every=750, batch_size=64, eval_every=500),
-    400: Curriculum(208, 5, 6_500, "3800:0.3,5500:0.1", lengthen_every=700, batch_size=64, eval_every=1000),
+    400: Curriculum(208, 5, 9_000, "6000:0.3,8000:0.1", lengthen_every=700, batch_size=64, eval_every=1000),
 }
 """At T = 100, twice as many units as pairs: with 50 the accuracy still varies around 98.5 % after 11,000 steps. The
 longer ones begin with short sequences only, which cost little; all lengths from the first step on were not tried."""
