@@ -15,7 +15,7 @@ from lab.training.tiny import tiny
 from torchrum.cli import leaving_at_once, main, show_warning
 from torchrum.cli.trained import show_scores
 from torchrum.lab.recipes import load_recipe
-from torchrum.lab.training import read_metrics
+from torchrum.lab.training import evaluation, read_metrics
 from torchrum.lab.training.trainer import describe_model
 
 TINY = "lab.training.tiny:tiny"
@@ -112,6 +112,21 @@ def test_train_eval_and_resume(tmp_path, capsys):
 
     assert main(["train", TINY, "--out", out, "--steps", "2", "--quiet"]) == 0
     assert (tmp_path / "tiny-2" / "result.json").exists()  # the first run is not touched
+
+
+def test_a_look_at_a_run_that_trains_on_has_the_step_of_its_checkpoint(tmp_path, monkeypatch, capsys):
+    assert main(["train", TINY, "--out", str(tmp_path), "--steps", "12", "--quiet"]) == 0
+    run, evaluate = tmp_path / "tiny", evaluation.evaluate
+
+    def slowly(*where):
+        scores = evaluate(*where)
+        assert main(["train", "--resume", str(run), "--steps", "20", "--quiet"]) == 0
+        return scores
+
+    monkeypatch.setattr(type(tiny().task), "has_test", True)
+    monkeypatch.setattr(evaluation, "evaluate", slowly)
+    assert main(["eval", str(run), "--checkpoint", "last", "--device", "cpu"]) == 0
+    assert [look.step for look in evaluation.read_looks(run)] == [12]
 
 
 def test_scores_of_any_size_fit_a_line(capsys):

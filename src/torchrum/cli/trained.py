@@ -61,9 +61,10 @@ def evaluate(arguments: list[str]) -> int:
     config = with_text(read_config(options.run), options.data)
     where = options.run, options.split, options.checkpoint, options.device
     dynamic = None if options.dynamic is None else evaluation.DynamicConfig.parse(options.dynamic)
+    step = checkpoint_step(options.run, options.checkpoint)  # before scoring: the run may still be training
     scores, how = evaluation.evaluate(*where, config.task, dynamic), str(dynamic or "")
     if options.split == "test" and config.task.has_test:
-        evaluation.write_look(options.run, checkpoint_step(options.run, options.checkpoint), scores, how)
+        evaluation.write_look(options.run, step, scores, how)
     if options.json:
         print(json.dumps(scores))
         return 0
