@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from torchrum.cells.rum import PAPER_OPTIONS
+from torchrum.lab.training.distributed import threads
 from torchrum.layers.rum import RUM
 from torchrum.ops.rum_scan import ScanInputs
 from torchrum.ops.rum_scan.designs import choose_design
@@ -283,12 +284,8 @@ def run_cpu(
     for case in suite:
         if fnmatch(case.name, cases):
             log(f"{case.name}: {', '.join(case.implementations).replace('authors', 'original')}")
-            before = torch.get_num_threads()
-            torch.set_num_threads(case.threads or before)
-            try:
+            with threads(case.threads or torch.get_num_threads()):
                 report.add(*_rows(case, samples))
-            finally:
-                torch.set_num_threads(before)
     name, options, shape = LONG
     for implementation in ("authors", "torch", "native") if memory and fnmatch(name, cases) else ():
         log(f"{name}: {implementation}")
@@ -321,7 +318,7 @@ def _rows(case: Case, samples: int) -> list[Row]:
     return rows
 
 
-def peak_memory(name: str, shape: Shape, options: Mapping[str, Any], seconds: float = 600) -> int:
+def peak_memory(name: str, shape: Shape, options: Mapping[str, Any]) -> int:
     """Measure in a new process by how many bytes a forward and backward pass raises its resident memory at the peak."""
     request = json.dumps({"name": name, "options": options, **asdict(shape)})
     here = str(Path(__file__).resolve().parents[3])
@@ -331,7 +328,7 @@ def peak_memory(name: str, shape: Shape, options: Mapping[str, Any], seconds: fl
         env={**os.environ, **_ALLOCATOR, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=seconds,
+        timeout=600,
         check=False,
     )
     if done.returncode != 0:

@@ -19,6 +19,7 @@ from torchrum.lab.plot_style import LOOKS, PALETTE, Axes, Figure, baseline, coun
 from torchrum.lab.recipes.babi import PAPER
 from torchrum.lab.tasks import CharLM, Copying, Recall
 from torchrum.lab.tasks.base import Task
+from torchrum.lab.training.distributed import threads
 from torchrum.layers.introspection import gradient_norms
 from torchrum.layers.registry import build_layer
 from torchrum.paper.ledger.babi import Column, best_columns
@@ -255,14 +256,11 @@ def initial_gradients(delay: int, units: int, sequences: int) -> dict[str, NDArr
         "GRU": ("gru", {}),
     }
     generator = torch.Generator().manual_seed(1)
-    norms, threads = {}, torch.get_num_threads()
-    torch.set_num_threads(1)  # thousands of tiny calls: waiting for a second thread costs more than it gives
-    try:
+    norms = {}
+    with threads(1):  # thousands of tiny calls: waiting for a second thread costs more than it gives
         for label, (name, options) in models.items():
             with torch.random.fork_rng(devices=()):  # the global random state stays as it was
                 torch.manual_seed(0)
                 layer = build_layer(name, task.input_size, units, **options).double()
             norms[label] = gradient_norms(layer, x, generator).numpy()
-    finally:
-        torch.set_num_threads(threads)
     return norms
