@@ -63,12 +63,7 @@ def new_sequences(problem: Problem) -> str:
 
 
 def comparison_page(
-    folder: Path,
-    problem: Problem,
-    verdict: Verdict,
-    table: Table,
-    found: Sequence[Standing],
-    more: str,
+    folder: Path, problem: Problem, verdict: Verdict, table: Table, found: Sequence[Standing], more: str
 ) -> Page:
     """Gather the page.
 

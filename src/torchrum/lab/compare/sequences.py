@@ -430,10 +430,9 @@ def _predict_targets(found: Sequences, targets: list[Array], kind: Kind | None) 
     shape = np.shape(targets[0])
     classes = flat.dtype.kind in "biuU" or _whole_numbers(flat)
     if flat.dtype.kind == "f":
-        for i, y in enumerate(targets):
-            _check_finite(found.name, f"y[{i}]" if shape else "y", np.asarray(y) if shape else flat)
-            if not shape:
-                break
+        parts = {f"y[{i}]": y for i, y in enumerate(targets)} if shape else {"y": flat}
+        for which, values in parts.items():
+            _check_finite(found.name, which, values)
     if stepwise:
         guess: Kind = "tagging" if classes and len(shape) == 1 else "forecasting"
     else:

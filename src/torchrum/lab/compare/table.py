@@ -218,13 +218,8 @@ class ColumnBuilder:
     def _note_not_finite(self, start: int, wrong: dict[int, str]) -> None:
         values = np.frombuffer(self.values, dtype=np.float64)[start:]
         for index in np.flatnonzero(~np.isfinite(values)):
-            row = start + int(index)
-            self._note(
-                row,
-                wrong.get(
-                    row, "the value is missing" if np.isnan(values[index]) else f"{values[index]:g} is not finite"
-                ),
-            )
+            row, value = start + int(index), values[index]
+            self._note(row, wrong.get(row, "the value is missing" if np.isnan(value) else f"{value:g} is not finite"))
 
     def _note(self, row: int, wrong: str) -> None:
         self.bad = self.bad or (row, wrong)
