@@ -36,15 +36,13 @@ class _Carrying(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(
-        self, input: torch.Tensor, hx: tuple[torch.Tensor, ...]
-    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    def forward(self, input: Tensor, hx: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
         return self.model(input, None, hx)
 
 
 def _predict(
     task: Task, model: nn.Module, batches: Iterable[Batch], engine: Engine, graph: bool = False
-) -> Iterator[tuple[torch.Tensor, Batch]]:
+) -> Iterator[tuple[Tensor, Batch]]:
     """Yield the logits of each batch, in float32 at least, and the batch; ``score`` has the arguments."""
     carried = None
     replayed = graphed(_Carrying(model)) if graph and task.carries_state and takes_steps(model) else None
@@ -75,7 +73,7 @@ def score(
     is carried, ``graph`` records cells that run step by step as a CUDA graph: in one lane, launches would take nearly
     all the time.
     """
-    totals: dict[str, torch.Tensor] = {}
+    totals: dict[str, Tensor] = {}
     weights = 0
     for logits, batch in _predict(task, model, batches, engine, graph):
         weight = task.weight(batch)
