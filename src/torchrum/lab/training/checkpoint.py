@@ -26,10 +26,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchrum.lab.training.config import CHANGEABLE, TrainConfig, differences, require_one_of
+from torchrum.lab.training.config import CHANGEABLE, TrainConfig, differences
 from torchrum.lab.training.distributed import Engine, on_host
-from torchrum.lab.training.errors import RunError
-from torchrum.lab.training.files import read_json, sync_folder, write_json, write_synced
+from torchrum.lab.training.errors import ConfigError, RunError
+from torchrum.lab.training.files import Reader, read_json, sync_folder, write_json, write_synced
 from torchrum.lab.training.run_folder import CONFIG, RESULT, Mark, Progress, check_metrics, read_config
 from torchrum.lab.training.step import Trained, build, seed_process, to_device
 
@@ -352,7 +352,7 @@ def load_model(run: Path | str, which: Literal["last", "best"] = "best") -> nn.M
         run: the run folder.
         which: the checkpoint to load: the best on validation, or the last.
     """
-    require_one_of("load_model", "which", which, ("last", "best"))
+    Reader("load_model", ConfigError).value(Literal["last", "best"], which, "which")
     run = Path(run)
     config = read_config(run)
     weights, state = load_checkpoint(run, which)

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal
 
@@ -74,13 +74,6 @@ def _positive(owner: str, most: float = math.inf, **values: float | None) -> Non
             raise ConfigError(f"{owner}: {name} is {value!r}, but it must be greater than 0, and finite.")
         if value is not None and value > most:
             raise ConfigError(f"{owner}: {name} is {value!r}, but it must be at most {most:,}.")
-
-
-def require_one_of(owner: str, name: str, value: str, allowed: Iterable[str]) -> None:
-    """``value`` must be one of ``allowed``."""
-    allowed = list(allowed)
-    if value not in allowed:
-        raise ConfigError(f"{owner}: {name} is {value!r}, but it must be one of {', '.join(map(repr, allowed))}.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from torchrum.lab.models import CharModel
 from torchrum.lab.tasks.base import Batch, Split, Task
 from torchrum.lab.tasks.char_lm import CharLM
 from torchrum.lab.training.checkpoint import checkpoint_step, load_model
-from torchrum.lab.training.config import TrainConfig, differences, first_of, require_one_of
+from torchrum.lab.training.config import TrainConfig, differences, first_of
 from torchrum.lab.training.distributed import Engine, on_host
 from torchrum.lab.training.errors import ConfigError, DivergedError
 from torchrum.lab.training.files import Reader, check_fields, read_json, write_json
@@ -241,7 +241,7 @@ def evaluate(
     Returns:
         The loss, the metrics of the task, and what its ``summary`` adds, by name.
     """
-    require_one_of("evaluate", "split", split, ("validation", "test"))
+    Reader("evaluate", ConfigError).value(Literal["validation", "test"], split, "split")
     config = _run_config(run, device, task)
     task = config.task
     model, engine = load_model(run, which), Engine(config)

@@ -75,21 +75,22 @@ def write_json(path: Path, value: Any) -> None:
     write_atomic(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
-def read_bytes(path: Path, most: int | None = None) -> bytes:
-    """Read a plain file of at most ``most`` bytes; a pipe or a device, which might never end, is refused."""
+def read_bytes(path: Path) -> bytes:
+    """Read a plain file of at most ``MAX_BYTES``; a pipe or a device, which might never end, is refused."""
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
             raise RunError(f"{path} cannot be read: it is not a plain file.")
-        if most is not None and found.st_size > most:
-            raise RunError(f"{path} cannot be read: it has {found.st_size:,} bytes, more than the {most:,} allowed.")
+        if found.st_size > MAX_BYTES:
+            size = f"{found.st_size:,} bytes, more than the {MAX_BYTES:,} allowed"
+            raise RunError(f"{path} cannot be read: it has {size}.")
         return file.read()
 
 
 def read_text(path: Path) -> str:
     """Read a plain file of UTF-8 text; any other one is a RunError."""
     try:
-        return read_bytes(path, MAX_BYTES).decode()
+        return read_bytes(path).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise RunError(f"{path} cannot be read: {reason}.") from error
@@ -98,7 +99,7 @@ def read_text(path: Path) -> str:
 def read_json(path: Path) -> Any:
     """Read a JSON file of a run folder; a missing or damaged one is a RunError."""
     try:
-        return parse_json(read_bytes(path, MAX_BYTES))
+        return parse_json(read_bytes(path))
     except (FileNotFoundError, NotADirectoryError):
         raise RunError(_why_no_run(path)) from None
     except OSError as error:
