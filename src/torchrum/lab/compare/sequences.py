@@ -10,6 +10,7 @@ import numpy as np
 from torchrum.lab.compare.guessing import (
     MOST_CLASSES,
     MOST_ONE_HOT,
+    are_few_whole_numbers,
     check_duplicates,
     guess_group,
     guess_inputs,
@@ -428,7 +429,7 @@ def _predict_targets(found: Sequences, targets: list[Array], kind: Kind | None) 
     stepwise = stepwise and kind not in ("classification", "regression")
     flat = np.concatenate([np.ravel(y) for y in targets])
     shape = np.shape(targets[0])
-    classes = flat.dtype.kind in "biuU" or _whole_numbers(flat)
+    classes = flat.dtype.kind in "biuU" or are_few_whole_numbers(flat, MOST_CLASSES)
     if flat.dtype.kind == "f":
         parts = {f"y[{i}]": y for i, y in enumerate(targets)} if shape else {"y": flat}
         for which, values in parts.items():
@@ -459,12 +460,6 @@ def _predict_targets(found: Sequences, targets: list[Array], kind: Kind | None) 
     rows = [np.asarray(y, dtype=np.float64) for y in targets]
     found.targets = [y if axis is not None else y[..., None] for y in rows]
     found.target_columns = [f"y[{k}]" for k in range(found.targets[0].shape[-1])]
-
-
-def _whole_numbers(values: Array) -> bool:
-    if np.any(values != np.round(values)):
-        return False
-    return len(np.unique(values)) <= min(MOST_CLASSES, len(values) // 2)
 
 
 def _fill_classes(found: Sequences, targets: list[Array], flat: Array, shape: tuple[int, ...]) -> None:
