@@ -142,7 +142,7 @@ class DynamicConfig:
     """Lanes of the training part when the root mean squares are measured."""
 
     def __post_init__(self) -> None:
-        check_fields("dynamic", self, ConfigError)
+        check_fields("dynamic", self)
         for name in ("segment", "lanes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"dynamic: {name} is {getattr(self, name)}, but it must be at least 1.")

@@ -210,7 +210,7 @@ class Reader:
         return self._error(f"{self._source}: {text}")
 
 
-def check_fields(owner: str, instance: Any, error: type[Exception]) -> None:
+def check_fields(owner: str, instance: Any) -> None:
     """Refuse a dataclass that was built in Python with a value of another type than its field declares.
 
     Lists become tuples where declared. Call it first in ``__post_init__``, before values are compared.
@@ -218,9 +218,8 @@ def check_fields(owner: str, instance: Any, error: type[Exception]) -> None:
     Args:
         owner: its name in an error.
         instance: the dataclass; it may be frozen.
-        error: what to raise.
     """
-    reader, hints = Reader(owner, error, objects=False), _hints(typing.cast(Any, type(instance)))
+    reader, hints = Reader(owner, ConfigError, objects=False), _hints(typing.cast(Any, type(instance)))
     for item in fields(instance):
         value = reader.value(hints[item.name], getattr(instance, item.name), item.name)
         object.__setattr__(instance, item.name, value)

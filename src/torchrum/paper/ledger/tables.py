@@ -282,7 +282,7 @@ def verdicts(entries: Iterable[Entry], task: str | None = None) -> list[Verdict]
         for row in table_rows(entries, name):
             recipe = row[0].recipe
             # of the paper's preset, of its tuned form and of a task of a set only runs without overrides count
-            strict = is_preset(recipe) or paper_preset(recipe, RECIPES) != recipe or _family(recipe) is not None
+            strict = is_preset(recipe) or paper_preset(recipe) != recipe or _family(recipe) is not None
             if row[0].own_problem and not (strict and changed_settings(row[0])):
                 rows.setdefault(recipe, []).append(row)
     found = []
