@@ -326,14 +326,14 @@ def train_side_by_side(calls: Mapping[str, Call], jobs: int, ended: Callable[[st
         The name of the signal, or None.
     """
     waiting, running = list(calls.items()), dict[str, Worker]()
-    share = max(1, torch.get_num_threads() // jobs)
+    num_threads = max(1, torch.get_num_threads() // jobs)
     stopping = False
     with Interrupts() as interrupts:
         try:
             while running or (waiting and not interrupts.received):
                 while waiting and len(running) < jobs and not interrupts.received:
                     label, call = waiting.pop(0)
-                    running[label] = _start(call, share)
+                    running[label] = _start(call, num_threads)
                 wait([process.sentinel for process, _ in running.values()], WATCH)
                 if interrupts.received and not stopping:
                     stopping = True
@@ -350,10 +350,10 @@ def train_side_by_side(calls: Mapping[str, Call], jobs: int, ended: Callable[[st
     return signal.Signals(interrupts.received).name if interrupts.received else None
 
 
-def _start(call: Call, share: int) -> Worker:
+def _start(call: Call, num_threads: int) -> Worker:
     context = start_context("torch", "lightning_fabric", "safetensors.torch")
     answer, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(call, sender, share))
+    process = context.Process(target=_work, args=(call, sender, num_threads))
     with hold_back_interrupts():
         process.start()
     sender.close()
@@ -390,11 +390,11 @@ def start_context(*preload: str) -> Any:
     return context
 
 
-def _work(call: Call, sender: Connection, share: int) -> None:
+def _work(call: Call, sender: Connection, num_threads: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    torch.set_num_threads(share)
+    torch.set_num_threads(num_threads)
     try:
         sender.send(call())
     except Exception as error:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from fnmatch import fnmatch
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from torchrum.lab.training.distributed import threads
 from torchrum.layers.rum import RUM
 from torchrum.ops.rum_scan import ScanInputs
 from torchrum.ops.rum_scan.designs import choose_design
-from torchrum.paper.bench.layers import DTYPES, MODES, Case, Shape, Work, make_layer, penn_treebank_step, recall_step
+from torchrum.paper.bench.layers import DTYPES, MODES, Case, Shape, Work, penn_treebank_step, recall_step
 from torchrum.paper.bench.measure import Cuda, ImplementationError, Run, clocks, time_cpu
 from torchrum.paper.bench.records import Report, Row
 
@@ -200,7 +199,7 @@ def _prepare(case: Case, name: str, mode: str, row: Row, device: Cuda) -> Run:
     kind, *graphed = name.split()
     run: Run
     if case.kind == "layer":
-        work = Work(lambda: make_layer(kind, case.shape, **row.options), case.shape)
+        work = Work(kind, case.shape, **row.options)
         row.num_parameters = work.num_parameters
         ours: Any = work.layer if isinstance(work.layer, RUM) else next(iter(getattr(work.layer, "cells", [])), None)
         row.backend = None if ours is None else ours.explain_backend(work.x).backend
@@ -299,10 +298,7 @@ def run_cpu(
 
 def _rows(case: Case, samples: int) -> list[Row]:
     shape = case.shape
-    works = {
-        name: Work(lambda name=name: make_layer(name, shape, **case.options_of(name)), shape)  # type: ignore[misc]
-        for name in case.implementations
-    }
+    works = {name: Work(name, shape, **case.options_of(name)) for name in case.implementations}
     rows = []
     for mode in case.modes:
         runs = {name: work.run(mode) for name, work in works.items()}
@@ -339,9 +335,9 @@ def peak_memory(name: str, shape: Shape, options: Mapping[str, Any]) -> int:
 
 def measure_peak(name: str, options: Mapping[str, Any], **shape: Any) -> int:
     """Measure the same in this process."""
-    make = partial(make_layer, name, Shape(**shape), **options)
-    Work(make, Shape(**{**shape, "T": 2})).forward_backward()  # libraries load, thread pools and their buffers start
-    work = Work(make, Shape(**shape))
+    short = Shape(**{**shape, "T": 2})
+    Work(name, short, **options).forward_backward()  # libraries load, thread pools and their buffers start
+    work = Work(name, Shape(**shape), **options)
     if STATUS.exists():  # on Linux: forget the peak so far
         Path("/proc/self/clear_refs").write_text("5")
     before = _resident("VmRSS")
