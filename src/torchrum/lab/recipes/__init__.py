@@ -85,9 +85,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 }
 """Recipes that are trained as a set, by the name of the set."""
 
-PAPER_ONLY: dict[tuple[str, int | None], dict[str, str]] = {
-    ("recall", length): models for length, models in recall.PAPER_ONLY.items()
-}
+PAPER_ONLY = {"recall": recall.PAPER_ONLY}
 """Task and size to baseline models that have no recipe: name and printed number."""
 
 OURS = re.compile("-(tuned|cosine|tanh)$")

@@ -106,7 +106,7 @@ def _size_table(task: str, rows: Sequence[Row], tried: Mapping[tuple[object, ...
     shown = (*names, *map(_test_title, tested))
     header = ("model", "settings", "parameters", "steps", "seeds", *shown, "paper", "command")
     cells = [_cells(row, tested, tried.get(model_and_place(row), 1)) for row in rows]
-    paper_only = {} if changes else PAPER_ONLY.get((task, size or None), {})
+    paper_only = {} if changes else PAPER_ONLY.get(task, {}).get(size, {})
     cells += [[name, *[""] * (len(header) - 3), text, "not run"] for name, text in paper_only.items()]
     title = ", ".join([TITLES.get(task, task), *([f"T = {size}"] if size else []), *changes])
     baseline = rows[0][0].config().task.baseline()
