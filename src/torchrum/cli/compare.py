@@ -42,14 +42,5 @@ def main(arguments: list[str]) -> int:
     if options.resume is not None:
         resume(options.resume, minutes=options.minutes)
         return 0
-    compare(
-        options.data,
-        target=options.target,
-        time=options.time,
-        group=options.group,
-        inputs=options.inputs,
-        kind=options.kind,
-        minutes=options.minutes,
-        out=options.out,
-    )
+    compare(**given)
     return 0

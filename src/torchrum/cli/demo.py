@@ -18,7 +18,7 @@ from rich.table import Table
 from torchrum.cli.parsing import Parser
 from torchrum.lab.recipes.recall import DEMO_MODELS, demo
 from torchrum.lab.tasks import Recall
-from torchrum.lab.training.distributed import train_side_by_side
+from torchrum.lab.training.distributed import threads, train_side_by_side
 from torchrum.lab.training.run_folder import lock_free_folder, read_config, read_environment, read_metrics
 from torchrum.lab.training.trainer import Trainer
 from torchrum.paper.ledger.runs import model_label
@@ -54,13 +54,11 @@ def main(arguments: list[str]) -> int:
         over = threading.Event()
         watcher = threading.Thread(target=watch, args=(console, runs, built[0].steps, over))
         watcher.start()
-        threads = torch.get_num_threads()
-        torch.set_num_threads(len(runs))  # each process takes its share, one thread: the fastest for tiny models
+        calls = {label: partial(Trainer(configs[label], quiet=True).fit, run) for label, run in runs.items()}
         try:
-            calls = {label: partial(Trainer(configs[label], quiet=True).fit, run) for label, run in runs.items()}
-            signalled = train_side_by_side(calls, len(calls), lambda label, outcome: None)
+            with threads(len(runs)):  # each process takes its share, one thread: the fastest for tiny models
+                signalled = train_side_by_side(calls, len(calls), lambda label, outcome: None)
         finally:
-            torch.set_num_threads(threads)
             over.set()
             watcher.join()
         if signalled:

@@ -303,9 +303,9 @@ def headlines(entries: Sequence[Entry], results: Path) -> list[Headline]:
     return rows
 
 
-def headline_table(rows: Iterable[Headline], docs: str = "docs") -> Table:
+def headline_table(rows: Iterable[Headline]) -> Table:
     """Make a table in which each row links to its page."""
-    targets = ((row, f"{docs}/{row.page}.md{'#' + row.anchor if row.anchor else ''}") for row in rows)
+    targets = ((row, f"docs/{row.page}.md{'#' + row.anchor if row.anchor else ''}") for row in rows)
     return Table(HEADER, [(Link(row.what, target), *row.cells()[1:]) for row, target in targets])
 
 
@@ -337,20 +337,15 @@ def compared(ours: Side, other: Side, *, least: bool = False, budget: str = "") 
     return equal, f"open: {', '.join(doubts)}" if doubts else f"**{apart}**"
 
 
-def _rows(entries: Sequence[Entry], recipe: str) -> list[Row]:
-    """Runs of a recipe on its own problem, grouped by setting."""
-    settings: dict[tuple[str, ...], Row] = {}
+def _side(entries: Sequence[Entry], recipe: str, score: str) -> Side | None:
+    """The setting of a recipe on its own problem with most seeds: its test scores or, for ``steps``, its length."""
+    settings: dict[tuple[str, ...], Row] = defaultdict(list)
     for entry in entries:
         if entry.recipe == recipe and entry.own_problem and entry.test:
-            settings.setdefault(tuple(entry.overrides), []).append(entry)
-    return list(settings.values())
-
-
-def _side(entries: Sequence[Entry], recipe: str, score: str) -> Side | None:
-    """The setting of a recipe with most seeds: its test scores or, for ``steps``, how long it trained."""
-    row = max(_rows(entries, recipe), key=len, default=None)
-    if row is None:
+            settings[tuple(entry.overrides)].append(entry)
+    if not settings:
         return None
+    row = max(settings.values(), key=len)
     steps = [entry.steps for entry in row]
     values = steps if score == "steps" else [entry.test[score] for entry in row]
     return Side(model_label(row[0].config().model), values, steps)
@@ -408,28 +403,19 @@ FORMS = {"gated": "", "eta": ", in the paper's form"}
 
 def _speed(report: Report) -> Iterator[Headline]:
     """Compare RUM with the GRU in bfloat16 and, where RUM is slower anywhere, in the case where it is slowest."""
-    times: dict[str, dict[str, float]] = {}
-    shapes = {}
-    for row in report.rows:
-        if row.mode == "forward_backward" and row.us_per_step is not None:
-            name = row.case.removesuffix("-baselines")
-            times.setdefault(name, {}).setdefault(row.implementation, row.us_per_step)
-            shapes[name] = row.shape
-    both = {name: found for name, found in times.items() if {"fused graphed", "gru graphed"} <= found.keys()}
-    kind = next((kind for kind in FORMS if any(name.startswith(f"{kind}-") for name in both)), "")
-    ratios = {
-        name: found["fused graphed"] / found["gru graphed"]
-        for name, found in both.items()
-        if name.startswith(f"{kind}-") and shapes[name].T == STEPS
-    }
+    pair = "fused graphed", "gru graphed"
+    shapes = {row.case: row.shape for row in report.rows if row.implementation in pair}
+    ratios = {name: ratio for name in shapes if (ratio := report.ratio(name, *pair)) is not None}
+    kind = next((kind for kind in FORMS if any(name.startswith(f"{kind}-") for name in ratios)), "")
+    ratios = {name: ratio for name, ratio in ratios.items() if name.startswith(f"{kind}-") and shapes[name].T == STEPS}
     usual = [name for name in ratios if name.startswith(f"{kind}-bf16-") and shapes[name].N <= 1024]
     case = max(usual, key=lambda name: shapes[name].N, default="")
     slowest = max(ratios, key=ratios.__getitem__, default=case)
     for name in dict.fromkeys([case, *([slowest] if ratios.get(slowest, 0) > 1 else [])]):
         if name in ratios:
-            shape, found = shapes[name], both[name]
+            shape, rows = shapes[name], [report.find(name, who) for who in pair]
             what = f"train {shape.N} units: time per time step{FORMS[kind]}{', the slowest case' * (name != case)}"
             equal = f"{shape.T} steps, batch of {shape.B}, {shape.dtype}, CUDA graph, {report.environment.get('gpu')}"
-            ours, gru = (f"{found[f'{who} graphed']:.1f} µs" for who in ("fused", "gru"))
+            ours, gru = (f"{row.us_per_step:.1f} µs" for row in rows if row is not None)
             verdict = "**faster**" if ratios[name] < 1 else "**slower**"
             yield Headline(what, ours, f"{gru} (cuDNN's GRU)", equal, verdict, "benchmarks", "on-a-gpu")

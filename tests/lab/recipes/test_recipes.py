@@ -72,20 +72,20 @@ def test_generated_tasks_share_the_batch_and_the_papers_rate(name):
     own = any(f"-{model}-t" in name for model in copying.OWN_OPTIMIZER)
     own = own or any(kind in name for kind in ("-window-", "-fresh-", "-curriculum-"))
     if not own and not name.endswith(("-t2000", "-t100")):  # beyond the paper's sizes there is no preset
-        assert load_recipe(paper_preset(name, RECIPES)).optimizer.lr == 1e-3
+        assert load_recipe(paper_preset(name)).optimizer.lr == 1e-3
 
 
 def test_a_tuned_recipe_has_the_papers_beside_it():
-    tuned = [name for name in RECIPES if paper_preset(name, RECIPES) != name and not name.startswith("char")]
+    tuned = [name for name in RECIPES if paper_preset(name) != name and not name.startswith("char")]
     assert {"copying-rum-t500", "copying-rum-lam1-eta-t1000", "copying-goru-t200", "recall-rum-lam1-t50"} < set(tuned)
     for name in tuned:
-        config, preset = load_recipe(name), load_recipe(paper_preset(name, RECIPES))
+        config, preset = load_recipe(name), load_recipe(paper_preset(name))
         assert (config.task, config.paper, config.steps) == (preset.task, preset.paper, preset.steps)
         assert config.optimizer != preset.optimizer
         assert preset.about == f"{config.about}, the paper's optimizer"
-    assert paper_preset("copying-lstm-t200", RECIPES) == "copying-lstm-t200"
+    assert paper_preset("copying-lstm-t200") == "copying-lstm-t200"
     for end in ("tuned", "cosine", "tanh"):
-        assert paper_preset(f"char-ptb-fs-rum-2-{end}", RECIPES) == "char-ptb-fs-rum-2"
+        assert paper_preset(f"char-ptb-fs-rum-2-{end}") == "char-ptb-fs-rum-2"
     assert load_recipe("copying-rum-paper").name == "copying-rum-paper-t200"
 
 
@@ -102,7 +102,7 @@ def test_a_tuned_recipe_has_the_papers_beside_it():
     ],
 )
 def test_copying_is_set_up_as_figure_2_says(model, hidden_size, options, delay):
-    config = load_recipe(paper_preset(f"copying-{model}-t{delay}", RECIPES))
+    config = load_recipe(paper_preset(f"copying-{model}-t{delay}"))
     assert config.task == Copying(delay=delay)
     assert (config.model.hidden_size, config.model.options) == (hidden_size, options)
     assert (config.optimizer.name, config.optimizer.decay, config.optimizer.clip) == ("rmsprop_tf", 0.9, None)
@@ -122,7 +122,7 @@ def test_copying_is_set_up_as_figure_2_says(model, hidden_size, options, delay):
     ],
 )
 def test_recall_stands_beside_table_1(model, length, accuracy):
-    config = load_recipe(paper_preset(f"recall-{model}-t{length}", RECIPES))
+    config = load_recipe(paper_preset(f"recall-{model}-t{length}"))
     assert config.task == Recall(length=length)
     assert config.model.hidden_size == 50
     assert config.paper is not None

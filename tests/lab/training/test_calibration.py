@@ -70,9 +70,9 @@ def test_a_run_keeps_its_temperature(tmp_path):
 def test_an_average_keeps_its_temperature_between_validations(tmp_path, monkeypatch):
     config, saved, save = small_config(tmp_path, "average=0.9", "checkpoint_every=6"), {}, Run._save
 
-    def watched(self: Run, best: bool, due: bool) -> None:
+    def watched(self: Run, best: bool) -> None:
         saved[self.progress.step] = float(self._scored.temperature)
-        save(self, best, due)
+        save(self, best)
 
     monkeypatch.setattr(Run, "_save", watched)
     Trainer(config, quiet=True).fit(tmp_path / "run")

@@ -7,16 +7,15 @@ import tempfile
 import zipfile
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from lab.training.processes import run_command, start, train_as_nobody
 from lab.training.tiny import tiny, tiny_model
-from torchrum.lab.training import RunError, Trainer, checkpoint
+from torchrum.lab.training import RunError, Trainer
 from torchrum.lab.training import checkpoint as checkpoints
-from torchrum.lab.training.checkpoint import HOLD, Keeper, load_checkpoint, pack_checkpoint, unpack, write_checkpoint
+from torchrum.lab.training.checkpoint import load_checkpoint, unpack, write_checkpoint
 from torchrum.lab.training.config import CHANGEABLE, to_json, without
 from torchrum.lab.training.errors import DivergedError
 
@@ -42,8 +41,7 @@ def files(folder):
 
 
 def save(folder, step, best=False):
-    contents = pack_checkpoint(step, {"w": torch.full((2,), float(step))}, {"step": step})
-    write_checkpoint(folder, step, contents, best)
+    write_checkpoint(folder, step, {"w": torch.full((2,), float(step))}, {"step": step}, best)
 
 
 def resume(folder, **changes):
@@ -216,14 +214,13 @@ def test_only_last_and_best_are_kept_and_read(tmp_path):
     assert load_checkpoint(tmp_path)[1] == {"step": 5}
     assert load_checkpoint(tmp_path, "best")[0]["w"].tolist() == [3.0, 3.0]
     # the same step has proved to be the best
-    write_checkpoint(tmp_path, 5, pack_checkpoint(5, {"w": torch.zeros(2)}, {"step": 5}), True)
+    write_checkpoint(tmp_path, 5, {"w": torch.zeros(2)}, {"step": 5}, True)
     assert load_checkpoint(tmp_path, "best")[0]["w"].tolist() == [5.0, 5.0]
 
 
 def test_complex_and_shared_weights_are_kept(tmp_path):
     weight = torch.randn(3, dtype=torch.complex64)
-    contents = pack_checkpoint(1, {"a": weight, "b": weight, "t": torch.randn(2, 3).T}, {})
-    write_checkpoint(tmp_path, 1, contents, False)
+    write_checkpoint(tmp_path, 1, {"a": weight, "b": weight, "t": torch.randn(2, 3).T}, {}, False)
     weights, _ = load_checkpoint(tmp_path)
     assert torch.equal(weights["a"], weight)
     assert torch.equal(weights["b"], weight)
@@ -432,58 +429,9 @@ def test_a_pickle_that_could_do_harm_is_refused(content, message):
     assert "\n" not in str(failure.value)
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    """A clock that stands still until it is set."""
-    clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(checkpoint.time, "monotonic", lambda: clock.now)
-    return clock
-
-
-def keep(keeper: Keeper, step: int, best: bool, due: bool) -> None:
-    keeper.keep(step, {"w": torch.full((2,), float(step))}, {"step": step}, best, due)
-
-
 def kept(run) -> tuple[str | None, str | None]:
-    path = run / "checkpoints" / "index.json"
-    index = json.loads(path.read_text()) if path.exists() else {"last": None, "best": None}
+    index = json.loads((run / "checkpoints" / "index.json").read_text())
     return index["last"], index["best"]
-
-
-def test_a_better_model_waits_for_the_next_checkpoint(tmp_path, clock):
-    keeper = Keeper(tmp_path)
-    for step in (1, 2, 3):
-        keep(keeper, step, best=True, due=False)
-    assert kept(tmp_path) == (None, None)
-    keep(keeper, 4, best=False, due=True)
-    assert kept(tmp_path) == ("step-00000004", "step-00000003")
-    assert load_checkpoint(tmp_path, "best")[0]["w"].tolist() == [3.0, 3.0]
-    keep(keeper, 5, best=True, due=False)
-    keep(keeper, 6, best=True, due=True)  # what waited is the best no longer, and is never written
-    assert kept(tmp_path) == ("step-00000006", "step-00000006")
-    assert sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*")) == ["step-00000006"]
-
-
-def test_it_waits_a_minute_at_most(tmp_path, clock):
-    keeper = Keeper(tmp_path)
-    clock.now += HOLD
-    keep(keeper, 1, best=True, due=False)
-    assert kept(tmp_path) == ("step-00000001", "step-00000001")
-    clock.now += HOLD / 2
-    keep(keeper, 2, best=True, due=False)
-    assert kept(tmp_path) == ("step-00000001", "step-00000001")
-    clock.now += HOLD / 2
-    keep(keeper, 3, best=True, due=False)
-    assert kept(tmp_path) == ("step-00000003", "step-00000003")
-
-
-def test_what_waits_is_a_copy(tmp_path, clock):
-    keeper, weight = Keeper(tmp_path), torch.ones(2)
-    keeper.keep(1, {"w": weight}, {"also": weight}, True, False)
-    weight.zero_()
-    keeper.flush()
-    weights, state = load_checkpoint(tmp_path, "best")
-    assert weights["w"].tolist() == state["also"].tolist() == [1.0, 1.0]
 
 
 def test_a_run_that_breaks_off_keeps_its_best_model(tmp_path):

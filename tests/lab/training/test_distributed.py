@@ -19,7 +19,7 @@ from lab.training.processes import run_rank, start
 from lab.training.tiny import tiny
 from torchrum.cli import main
 from torchrum.lab.training import ConfigError, RunError, evaluate, read_metrics
-from torchrum.lab.training.checkpoint import pack_checkpoint, write_checkpoint
+from torchrum.lab.training.checkpoint import write_checkpoint
 from torchrum.lab.training.distributed import _shard, leave_together
 from torchrum.lab.training.trainer import advice_on_failure
 
@@ -136,7 +136,7 @@ def test_an_exchange_with_a_killed_process_says_how_to_resume(tmp_path):
     with pytest.raises(RunError, match=r"has ended.*torchrum train RECIPE"), advice_on_failure(engine, run):
         raise RuntimeError(lost)
     run.mkdir()
-    write_checkpoint(run, 1, pack_checkpoint(1, {}, {}), False)
+    write_checkpoint(run, 1, {}, {}, False)
     with pytest.raises(RunError, match=f"torchrum train --resume {run}"), advice_on_failure(engine, run):
         raise RuntimeError(lost)
     with pytest.raises(RuntimeError, match=r"^a bug$"), advice_on_failure(engine, run):

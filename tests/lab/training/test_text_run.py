@@ -36,8 +36,8 @@ def test_a_run_survives_being_cut(tmp_path, fields, average):
     first = replace(config, checkpoint_every=18)
     run, saved = tmp_path / "cut", Run._save
 
-    def cut(self: Run, best: bool, due: bool) -> None:
-        saved(self, best, due)
+    def cut(self: Run, best: bool) -> None:
+        saved(self, best)
         if self.progress.step == 18:
             raise KeyboardInterrupt
 

@@ -192,7 +192,7 @@ def test_tuned_recipes_are_the_best_settings_of_the_ledger(task, steps):
     """Within the steps of the recipes."""
     entries = [entry for entry in read_ledger(ROOT / "results", task) if entry.steps <= steps]
     chosen = [row[0] for row in best_settings(table_rows(entries, task)) if not place(row)[1]]
-    presets = {paper_preset(name, RECIPES): name for name in RECIPES if paper_preset(name, RECIPES) != name}
+    presets = {paper_preset(name): name for name in RECIPES if paper_preset(name) != name}
     for run in chosen:
         if any(text.startswith(("model.eta=", "model.start_norm=")) for text in run.overrides):
             continue  # that is another model, which has no recipe of its own

@@ -80,15 +80,10 @@ def compare(
     """
     begin = clock.monotonic()
     _check_minutes(minutes)
-    problem = read_problem(data, target=target, time=time, group=group, inputs=inputs, kind=kind)
+    columns: dict[str, Any] = {"target": target, "time": time, "group": group, "inputs": inputs}
+    problem = read_problem(data, **columns, kind=kind)
     path = Path(data) if isinstance(data, str | Path) else None
-    options: dict[str, object] = {
-        "target": target,
-        "time": time,
-        "group": group,
-        "inputs": list(inputs) if inputs else None,
-    }
-    options |= {"kind": kind, "minutes": minutes}
+    options = {**columns, "inputs": list(inputs) if inputs else None, "kind": kind, "minutes": minutes}
     settings = settings_for(problem, "" if path is None else str(path.resolve()), options)
     name = "data" if path is None else re.sub(r"[^\w.-]+", "-", path.resolve().stem) or "data"
     with claim_folder(None if out is None else Path(out), name, settings) as lock:

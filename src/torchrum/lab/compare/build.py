@@ -54,8 +54,11 @@ def build(given: Sequences) -> Problem:
         targets, outputs = _given_targets(given, pieces), len(given.classes)
         _check_classes(given, targets[0])
     else:
-        levels = _given_targets(given, pieces) if given.ahead is None else _later(given, raw)
-        last = None if given.ahead is None else [[x[:-1, given.ahead] for x in part] for part in raw]
+        if given.ahead is None:
+            levels, last = _given_targets(given, pieces), None
+        else:
+            ahead = [[x[:, given.ahead] for x in part] for part in raw]
+            levels, last = ([[x[steps] for x in part] for part in ahead] for steps in (np.s_[1:], np.s_[:-1]))
         targets, scale, floor = _scale_targets(given, levels, last)
         outputs = len(scale)
     if given.kind == "symbols" or given.ahead is not None:
@@ -217,10 +220,6 @@ def _check_classes(given: Sequences, targets: list[Array]) -> None:
             f"{given.name}: the training part has one class only, {given.classes[int(first)]!r}; there is nothing to "
             "tell apart."
         )
-
-
-def _later(given: Sequences, raw: Arrays) -> Arrays:
-    return [[x[1:, given.ahead] for x in part] for part in raw]
 
 
 def _scale_targets(given: Sequences, levels: Arrays, last: Arrays | None) -> tuple[Arrays, Tensor, dict[str, float]]:

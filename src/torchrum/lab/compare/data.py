@@ -6,7 +6,7 @@ import stat
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from torchrum.lab.compare.sequences import (
 )
 from torchrum.lab.compare.table import MOST_VALUES, read_csv, read_parquet, table_of_columns
 
-KINDS = ("classification", "regression", "forecasting", "tagging", "symbols")
+KINDS = get_args(Kind)
 SHARED = "give a CSV, Parquet, .npz, .npy or text file, or a folder with a subfolder of texts for each class"
 CONVERT = {
     **dict.fromkeys((".xlsx", ".xls", ".ods"), "save the sheet as CSV"),

@@ -119,10 +119,12 @@ def _is_counter(column: Column) -> bool:
 def _is_categorical(column: Column, most: int) -> bool:
     if column.labels is not None:
         return True
-    values = column.values
-    if column.dates or np.any(values != np.round(values)):
-        return False
-    return 2 <= len(np.unique(values)) <= min(most, len(values) // 2)
+    return not column.dates and len(np.unique(column.values)) > 1 and are_few_whole_numbers(column.values, most)
+
+
+def are_few_whole_numbers(values: Array, most: int) -> bool:
+    """Whether numbers are whole and repeat, so that they may be classes."""
+    return np.array_equal(values, np.round(values)) and len(np.unique(values)) <= min(most, len(values) // 2)
 
 
 def varies(column: Column, order: Array, bounds: list[tuple[int, int]]) -> tuple[int, int] | None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from torchrum import RUM, InputWindow
 from torchrum.lab.compare.problem import Part, Problem
+from torchrum.lab.training.distributed import threads
 
 EMBEDDING = 32
 """Numbers per embedded symbol."""
@@ -379,14 +380,10 @@ def time_steps(networks: dict[str, Network], problem: Problem, rounds: int = 50)
     x = problem.train.inputs[0][:1].unsqueeze(1)  # (1, 1, F) or (1, 1)
     states: dict[str, Any] = dict.fromkeys(networks, (None, None))
     times: dict[str, list[float]] = {name: [] for name in networks}
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # nn.LSTM waits for all threads, which a busy machine may run late
-    try:
+    with threads(1):  # nn.LSTM waits for all threads, which a busy machine may run late
         for _ in range(rounds):
             for name, network in networks.items():
                 begin = time.perf_counter()
                 _, states[name] = network(x, one, states[name])
                 times[name].append(time.perf_counter() - begin)
-    finally:
-        torch.set_num_threads(threads)
     return {name: sorted(seconds)[len(seconds) // 2] for name, seconds in times.items()}

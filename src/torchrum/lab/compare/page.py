@@ -63,12 +63,7 @@ def new_sequences(problem: Problem) -> str:
 
 
 def comparison_page(
-    folder: Path,
-    problem: Problem,
-    verdict: Verdict,
-    table: Table,
-    found: Sequence[Standing],
-    more: str,
+    folder: Path, problem: Problem, verdict: Verdict, table: Table, found: Sequence[Standing], more: str
 ) -> Page:
     """Gather the page.
 
@@ -80,14 +75,25 @@ def comparison_page(
         found: the models.
         more: the command that goes on.
     """
-    caption = (
-        "Scores on the validation part over the steps and the seconds of a training: the mean over the seeds and their "
-        "range."
-    )
     scored = [each for each in found if each.runs]
     results: list[Block] = [table]
+    sections = [Section("Scores", results)]
     if scored:
+        caption = (
+            "Scores on the validation part over the steps and the seconds of a training: the mean over the seeds and "
+            "their range."
+        )
         results.append(picture("curves", lambda: curves(scored, problem.floor, problem.metric), caption))
+        use = (
+            "The best model on the validation part is saved. Two lines load it, and a third reads new sequences, as "
+            f"they are in your data: {new_sequences(problem)}."
+        )
+        lines = (
+            "from torchrum.lab.compare import load",
+            f'model = load("{folder.resolve().as_posix()}")',
+            "model.predict(sequences)",
+        )
+        sections.append(Section("Use the best model", [use, Items([code(line) for line in lines])]))
     parts = (problem.train, problem.validation, problem.test)
     counts = " / ".join(f"{len(part.inputs):,}" for part in parts)
     facts = [
@@ -96,18 +102,6 @@ def comparison_page(
         ("score", f"{problem.metric}, lower is better"),
         ("trained on", torch.cuda.get_device_name() if torch.cuda.is_available() else f"{count_cores()} cores"),
     ]
-    use: list[Block] = []
-    if scored:
-        lines = (
-            "from torchrum.lab.compare import load",
-            f'model = load("{folder.resolve().as_posix()}")',
-            "model.predict(sequences)",
-        )
-        use = [
-            "The best model on the validation part is saved. Two lines load it, and a third reads new sequences, as "
-            f"they are in your data: {new_sequences(problem)}.",
-            Items([code(line) for line in lines]),
-        ]
     how = [
         RULE,
         f"Learning rates: {', '.join(f'{rate:g}' for rate in RATES)}. Fresh seeds: {len(SEEDS)}. All models have "
@@ -115,14 +109,7 @@ def comparison_page(
         "state. With the window a model reads each input together with the one before it.",
         *([f"To go on where this stopped: {code(more)}"] if verdict.word == "undecided" else []),
     ]
-    return Page(
-        f"{folder.name}: {re.split('[:;]', verdict.sentence)[0].rstrip('.')}",
-        verdict.sentence,
-        [
-            Section("Scores", results),
-            *([Section("Use the best model", use)] if use else []),
-            Section("What was guessed", [Items([*problem.guesses])] if problem.guesses else ["Nothing."]),
-            Section("How it was decided", how),
-        ],
-        facts,
-    )
+    sections.append(Section("What was guessed", [Items([*problem.guesses])] if problem.guesses else ["Nothing."]))
+    sections.append(Section("How it was decided", how))
+    title = f"{folder.name}: {re.split('[:;]', verdict.sentence)[0].rstrip('.')}"
+    return Page(title, verdict.sentence, sections, facts)

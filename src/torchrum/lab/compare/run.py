@@ -366,19 +366,16 @@ class Bar:
         shown = self._console.is_terminal and not quiet
         self._progress = Progress(*columns, TimeRemainingColumn(), console=self._console, disable=not shown)
         self._row = self._progress.add_task("timing the models", total=None)
-        self._text, self._total, self._before, self._done = "", 1, 0, 0
-        self._begin = self._printed = time.monotonic()
+        self._before, self._printed = 0, time.monotonic()
 
     def start(self, total: int, before: int) -> None:
         """Begin to count: ``total`` steps altogether, of which ``before`` were done by an earlier call."""
-        self._total, self._before = max(1, total), before
-        self._progress.reset(self._row, total=self._total, completed=before)
-        self._begin = time.monotonic()
+        self._before = before
+        self._progress.reset(self._row, total=total, completed=before)
 
     def shorten(self, left: int) -> None:
         """Count ``left`` steps from here on."""
-        self._total = max(1, self._before + self._done + left)
-        self._progress.update(self._row, total=self._total)
+        self._progress.update(self._row, total=self._progress.tasks[0].completed + left)
 
     def note(self, text: str) -> None:
         """Print a line above the progress."""
@@ -387,19 +384,17 @@ class Bar:
 
     def say(self, text: str) -> None:
         """Describe what is done now."""
-        self._text = text
         self._progress.update(self._row, description=text)
 
     def show(self, done: int) -> None:
         """Show the steps done in this call."""
-        now, self._done = time.monotonic(), done
-        if not self._progress.disable:
-            self._progress.update(self._row, completed=self._before + done)
-        elif not self._quiet and done and now - self._printed > PLAIN_SECONDS:
+        self._progress.update(self._row, completed=self._before + done)
+        task, now = self._progress.tasks[0], time.monotonic()
+        left = task.time_remaining
+        if self._progress.disable and not self._quiet and left and now - self._printed > PLAIN_SECONDS:
             self._printed = now
-            count = min(self._before + done, self._total)
-            left = (now - self._begin) / done * (self._total - count)
-            self._console.print(f"{self._text}: {count / self._total:.0%} of all steps, {left / 60:.1f} minutes left")
+            text = f"{task.description}: {task.percentage:.0f}% of all steps, {left / 60:.1f} minutes left"
+            self._console.print(text)
 
     def __enter__(self) -> "Bar":
         self._progress.start()

@@ -10,6 +10,7 @@ import numpy as np
 from torchrum.lab.compare.guessing import (
     MOST_CLASSES,
     MOST_ONE_HOT,
+    are_few_whole_numbers,
     check_duplicates,
     guess_group,
     guess_inputs,
@@ -125,7 +126,7 @@ def _check_roles(table: Table, target: str | None, time: str | None, group: str 
 
 def _order(table: Table, time: str | None, group: str | None, unique: bool) -> tuple[Array, list[tuple[int, int]]]:
     """Sort rows by group and time; the groups are slices of the order."""
-    keys: list[Array] = []
+    keys = []
     if time is not None:
         column = table.columns[time]
         if column.labels is not None:
@@ -136,26 +137,21 @@ def _order(table: Table, time: str | None, group: str | None, unique: bool) -> t
         table.require(column)
         if unique:
             check_duplicates(table, column, group)
-            _note_unequal_steps(table, column, group)
         keys.append(column.values)
-    if group is None:
-        order = np.argsort(keys[0], kind="stable") if keys else np.arange(table.rows)
-        return order, [(0, table.rows)]
-    column = table.columns[group]
-    table.require(column)
-    _, codes = np.unique(column.values, return_inverse=True)
-    order = np.lexsort([*keys, codes])
-    edges = np.flatnonzero(np.diff(codes[order])) + 1
-    stops = [*edges.tolist(), table.rows]
-    return order, list(zip([0, *stops[:-1]], stops, strict=True))
-
-
-def _note_unequal_steps(table: Table, time: Column, group: str | None) -> None:
-    keys = [time.values] if group is None else [time.values, table.columns[group].values]
-    order = np.lexsort(keys)
-    steps = np.diff(time.values[order])
+    codes = np.zeros(table.rows, dtype=np.int64)
     if group is not None:
-        steps = steps[np.diff(keys[1][order]) == 0]
+        table.require(table.columns[group])
+        _, codes = np.unique(table.columns[group].values, return_inverse=True)
+    order = np.lexsort([*keys, codes])  # stable
+    changes = np.diff(codes[order]) != 0
+    if time is not None and unique:
+        column = table.columns[time]
+        _note_unequal_steps(table, column, np.diff(column.values[order])[~changes])
+    edges = [0, *(np.flatnonzero(changes) + 1).tolist(), table.rows]
+    return order, list(itertools.pairwise(edges))
+
+
+def _note_unequal_steps(table: Table, time: Column, steps: Array) -> None:
     if len(steps) and steps.max() > 1.5 * np.median(steps):
         shortest, longest = (_duration(step) if time.dates else f"{step:g}" for step in (steps.min(), steps.max()))
         table.guesses.append(
@@ -433,12 +429,11 @@ def _predict_targets(found: Sequences, targets: list[Array], kind: Kind | None) 
     stepwise = stepwise and kind not in ("classification", "regression")
     flat = np.concatenate([np.ravel(y) for y in targets])
     shape = np.shape(targets[0])
-    classes = flat.dtype.kind in "biuU" or _whole_numbers(flat)
+    classes = flat.dtype.kind in "biuU" or are_few_whole_numbers(flat, MOST_CLASSES)
     if flat.dtype.kind == "f":
-        for i, y in enumerate(targets):
-            _check_finite(found.name, f"y[{i}]" if shape else "y", np.asarray(y) if shape else flat)
-            if not shape:
-                break
+        parts = {f"y[{i}]": y for i, y in enumerate(targets)} if shape else {"y": flat}
+        for which, values in parts.items():
+            _check_finite(found.name, which, values)
     if stepwise:
         guess: Kind = "tagging" if classes and len(shape) == 1 else "forecasting"
     else:
@@ -465,12 +460,6 @@ def _predict_targets(found: Sequences, targets: list[Array], kind: Kind | None) 
     rows = [np.asarray(y, dtype=np.float64) for y in targets]
     found.targets = [y if axis is not None else y[..., None] for y in rows]
     found.target_columns = [f"y[{k}]" for k in range(found.targets[0].shape[-1])]
-
-
-def _whole_numbers(values: Array) -> bool:
-    if np.any(values != np.round(values)):
-        return False
-    return len(np.unique(values)) <= min(MOST_CLASSES, len(values) // 2)
 
 
 def _fill_classes(found: Sequences, targets: list[Array], flat: Array, shape: tuple[int, ...]) -> None:

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -218,13 +218,8 @@ class ColumnBuilder:
     def _note_not_finite(self, start: int, wrong: dict[int, str]) -> None:
         values = np.frombuffer(self.values, dtype=np.float64)[start:]
         for index in np.flatnonzero(~np.isfinite(values)):
-            row = start + int(index)
-            self._note(
-                row,
-                wrong.get(
-                    row, "the value is missing" if np.isnan(values[index]) else f"{values[index]:g} is not finite"
-                ),
-            )
+            row, value = start + int(index), values[index]
+            self._note(row, wrong.get(row, "the value is missing" if np.isnan(value) else f"{value:g} is not finite"))
 
     def _note(self, row: int, wrong: str) -> None:
         self.bad = self.bad or (row, wrong)
@@ -314,7 +309,7 @@ def _read_rows(name: str, file: Iterable[str], delimiter: str, decimal_comma: bo
     if all(_is_number(cell, decimal_comma) for cell in head):
         guesses.append(f"header: none, since the first row is numbers; the columns are named 1 to {len(head)}")
         builders = [ColumnBuilder(str(i), decimal_comma) for i in range(1, len(head) + 1)]
-        rows, first = _chain([head], rows), 1
+        rows, first = chain([head], rows), 1
     names = [builder.name for builder in builders]
     twice = next((given for given in names if names.count(given) > 1), None)
     if twice is not None:
@@ -356,11 +351,6 @@ def _checked(name: str, reader: Iterator[list[str]]) -> Iterator[list[str]]:
             f"{name}, row {number + 1}: {error}; look for a quotation mark that is not closed, or a file that is "
             "not text."
         ) from error
-
-
-def _chain(head: Iterable[list[str]], rest: Iterator[list[str]]) -> Iterator[list[str]]:
-    yield from head
-    yield from rest
 
 
 def _is_number(cell: str, decimal_comma: bool) -> bool:

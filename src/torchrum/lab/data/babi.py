@@ -118,10 +118,10 @@ def _read_task(task: int, root: str) -> TaskText:
     return TaskText(train[:cut], train[cut:], test, files[paths[0]].origin)
 
 
-def hold_out(stories: Sequence[Story], part: int = 10) -> int:
-    """Find the story with which the last ``1 / part`` of the questions begins."""
+def hold_out(stories: Sequence[Story]) -> int:
+    """Find the story with which the last tenth of the questions begins."""
     total, found, cut = count(stories), 0, len(stories)
-    while found * part < total:
+    while 10 * found < total:
         cut -= 1
         found += len(stories[cut].questions)
     return cut

@@ -29,9 +29,9 @@ class Facts:
 
     symbols: bytes
     """The byte of each id, by descending frequency in the training part; equal counts by value."""
-    sizes: tuple[int, int, int]
+    sizes: tuple[int, ...]
     """Symbols of the training, validation and test part."""
-    words: tuple[int, int, int]
+    words: tuple[int, ...]
     """Words of each part; in Penn Treebank the ends of lines count too, as word-level models have it."""
     memoryless: float
     """Nats per symbol of the best bigram model."""
@@ -143,14 +143,14 @@ def describe(parts: Parts) -> Facts:
     order = sorted((byte for byte in range(256) if counts[byte]), key=lambda byte: (-int(counts[byte]), byte))
     symbols = bytes(order)
     ids = [encode(part, symbols) for part in parts]
-    sizes = (len(ids[0]), len(ids[1]), len(ids[2]))
+    sizes = tuple(map(len, ids))
     for name, size in zip(PARTS, sizes, strict=True):
         if size < 2:
             raise DataError(
                 f"the {name} part of the text has {size} symbols that occur in the training part; it must have at "
                 "least 2. Take a longer text, or a larger --task.heldout."
             )
-    words = (len(parts.train.split()), len(parts.valid.split()), len(parts.test.split()))
+    words = tuple(len(part.split()) for part in parts)
     return Facts(symbols, sizes, words, _memoryless(ids[0], len(symbols)), fingerprint(parts))
 
 

@@ -96,7 +96,8 @@ def _memory_network(config: "ModelConfig", task: "Task") -> nn.Module:
 
 
 def _story_reader(config: "ModelConfig", task: "Babi", embedding_size: int) -> nn.Module:
-    _refuse_others(config, type(task).__name__, "readers of stories")
+    kind = "readers of stories"
+    _refuse_others(config, type(task).__name__, kind)
     options, H = dict(config.options), config.hidden_size
     if config.layer in TORCH_LAYERS and options.pop("bidirectional", False):
         dropout = options.pop("dropout", 0.0)
@@ -105,14 +106,5 @@ def _story_reader(config: "ModelConfig", task: "Babi", embedding_size: int) -> n
         layer: nn.Module = BothWays(pairs, dropout)
     else:
         layer = build_layer(config.layer, embedding_size, H, config.num_layers, **options)
-    return StoryReader(
-        layer,
-        task.input_size,
-        task.num_classes,
-        embedding_size,
-        task.sentence_size,
-        config.input_dropout,
-        config.output_dropout,
-        config.original_embedding,
-        config.embedding_std,
-    )
+    chosen = {name: getattr(config, name) for name in OPTIONS[kind]}
+    return StoryReader(layer, task.input_size, task.num_classes, sentence_size=task.sentence_size, **chosen)

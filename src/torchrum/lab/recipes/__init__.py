@@ -85,9 +85,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 }
 """Recipes that are trained as a set, by the name of the set."""
 
-PAPER_ONLY: dict[tuple[str, int | None], dict[str, str]] = {
-    ("recall", length): models for length, models in recall.PAPER_ONLY.items()
-}
+PAPER_ONLY = {"recall": recall.PAPER_ONLY}
 """Task and size to baseline models that have no recipe: name and printed number."""
 
 OURS = re.compile("-(tuned|cosine|tanh)$")
@@ -95,10 +93,10 @@ OURS = re.compile("-(tuned|cosine|tanh)$")
 LISTING = "torchrum list shows them all."
 
 
-def paper_preset(name: str, known: Collection[str]) -> str:
+def paper_preset(name: str) -> str:
     """Name of the recipe with the paper's setting that ``name`` is a tuned form of; ``name`` if there is none."""
     forms = (re.sub(r"(-t\d+)$", r"-paper\1", name), OURS.sub("", name))
-    return next((form for form in forms if form != name and form in known), name)
+    return next((form for form in forms if form != name and form in RECIPES), name)
 
 
 def is_preset(name: str) -> bool:

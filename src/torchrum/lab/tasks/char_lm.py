@@ -113,8 +113,7 @@ class CharLM(Task):
         """Facts about the text, without reading it."""
         if not self.sha256:
             return KNOWN[self.corpus]
-        sizes, words = (self.sizes[0], self.sizes[1], self.sizes[2]), (self.words[0], self.words[1], self.words[2])
-        return Facts(bytes.fromhex(self.symbols), sizes, words, self.memoryless, self.sha256)
+        return Facts(bytes.fromhex(self.symbols), self.sizes, self.words, self.memoryless, self.sha256)
 
     @property
     def source(self) -> str:

@@ -18,7 +18,6 @@ import random
 import re
 import shutil
 import sys
-import time
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,10 +26,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchrum.lab.training.config import CHANGEABLE, TrainConfig, differences, require_one_of
+from torchrum.lab.training.config import CHANGEABLE, TrainConfig, differences
 from torchrum.lab.training.distributed import Engine, on_host
-from torchrum.lab.training.errors import RunError
-from torchrum.lab.training.files import read_json, sync_folder, write_json, write_synced
+from torchrum.lab.training.errors import ConfigError, RunError
+from torchrum.lab.training.files import Reader, read_json, sync_folder, write_json, write_synced
 from torchrum.lab.training.run_folder import CONFIG, RESULT, Mark, Progress, check_metrics, read_config
 from torchrum.lab.training.step import Trained, build, seed_process, to_device
 
@@ -107,14 +106,8 @@ def checkpoint_step(run: Path, which: Literal["last", "best"]) -> int:
     return int(_chosen(run, which).removeprefix("step-"))
 
 
-def pack_checkpoint(step: int, weights: Mapping[str, Tensor], state: Mapping[str, Any]) -> dict[str, bytes]:
-    """Serialise the files of a checkpoint, so that a full disk is an OSError of a plain write with nothing half done.
-
-    Args:
-        step: steps done.
-        weights: the model's state dict.
-        state: everything else that a run needs to be resumed; tensors and plain Python data.
-    """
+def _pack(step: int, weights: Mapping[str, Tensor], state: Mapping[str, Any]) -> dict[str, bytes]:
+    """Serialise the files of a checkpoint: a full disk is then an OSError of a plain write with nothing half done."""
     from safetensors.torch import save
 
     buffer = io.BytesIO()
@@ -123,13 +116,14 @@ def pack_checkpoint(step: int, weights: Mapping[str, Tensor], state: Mapping[str
     return {MODEL: save(weights, {"format": "pt", "step": str(step)}), STATE: buffer.getvalue()}
 
 
-def write_checkpoint(run: Path, step: int, contents: Mapping[str, bytes], best: bool) -> None:
+def write_checkpoint(run: Path, step: int, weights: Mapping[str, Tensor], state: Mapping[str, Any], best: bool) -> None:
     """Write a checkpoint and make it the last one, and the best one if ``best``; this run's others are removed then.
 
     Args:
         run: the run folder.
         step: steps done.
-        contents: what ``pack_checkpoint`` returned.
+        weights: the model's state dict.
+        state: everything else that a run needs to be resumed; tensors and plain Python data.
         best: whether the model scored better than ever.
     """
     root, name = _root(run), f"step-{step:08d}"
@@ -145,6 +139,7 @@ def write_checkpoint(run: Path, step: int, contents: Mapping[str, bytes], best: 
         if best_name != index.best:
             write_index(index.last)
         return
+    contents = _pack(step, weights, state)
     files = {file: {"bytes": len(data), "sha256": _digest(data)} for file, data in contents.items()}
     if not root.exists():
         root.mkdir()
@@ -195,7 +190,7 @@ def load_checkpoint(run: Path, which: Literal["last", "best"] = "last") -> tuple
     """Read a checkpoint and check it whole before anything is used.
 
     Returns:
-        The model's weights, and the state that ``pack_checkpoint`` was given; on the CPU.
+        The model's weights, and the state that ``write_checkpoint`` was given; on the CPU.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load
@@ -271,49 +266,6 @@ def _inner(value: Any) -> list[Any]:
     if isinstance(value, dict):
         return [*value, *value.values()]
     return [*value] if isinstance(value, list | tuple | set | frozenset) else []
-
-
-HOLD = 60.0
-"""Seconds between two writes within which a new best model waits in memory: one that improves at every validation
-would be written each time. A process that is killed meanwhile loses a minute, and comes to the same model again."""
-
-
-class Keeper:
-    """Writes the checkpoints of a run, in its first process.
-
-    Args:
-        run: the run folder.
-    """
-
-    def __init__(self, run: Path) -> None:
-        self._run, self._written = run, time.monotonic()
-        self._held: tuple[int, dict[str, bytes]] | None = None
-
-    def keep(self, step: int, weights: Mapping[str, Tensor], state: Mapping[str, Any], best: bool, due: bool) -> None:
-        """Keep a checkpoint: on the disk if it is ``due``, else, being the best, for a while in memory.
-
-        Args:
-            step: steps done.
-            weights: the model's state dict.
-            state: everything else that a run needs to be resumed.
-            best: whether the model scored better than ever.
-            due: whether it must be on the disk now.
-        """
-        contents = pack_checkpoint(step, weights, state)
-        if best:
-            self._held = None  # no longer the best
-        if best and not due and time.monotonic() - self._written < HOLD:
-            self._held = step, contents
-            return
-        self.flush()
-        write_checkpoint(self._run, step, contents, best)
-        self._written = time.monotonic()
-
-    def flush(self) -> None:
-        """Write the checkpoint that waits in memory, if there is one."""
-        if self._held is not None:
-            write_checkpoint(self._run, *self._held, best=True)
-            self._held = None
 
 
 def collect_random_state(generator: torch.Generator) -> dict[str, Any]:
@@ -400,7 +352,7 @@ def load_model(run: Path | str, which: Literal["last", "best"] = "best") -> nn.M
         run: the run folder.
         which: the checkpoint to load: the best on validation, or the last.
     """
-    require_one_of("load_model", "which", which, ("last", "best"))
+    Reader("load_model", ConfigError).value(Literal["last", "best"], which, "which")
     run = Path(run)
     config = read_config(run)
     weights, state = load_checkpoint(run, which)

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal
 
@@ -76,13 +76,6 @@ def _positive(owner: str, most: float = math.inf, **values: float | None) -> Non
             raise ConfigError(f"{owner}: {name} is {value!r}, but it must be at most {most:,}.")
 
 
-def require_one_of(owner: str, name: str, value: str, allowed: Iterable[str]) -> None:
-    """``value`` must be one of ``allowed``."""
-    allowed = list(allowed)
-    if value not in allowed:
-        raise ConfigError(f"{owner}: {name} is {value!r}, but it must be one of {', '.join(map(repr, allowed))}.")
-
-
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """A recurrent layer by its name, and its sizes."""
@@ -117,7 +110,7 @@ class ModelConfig:
     """Divide the logits of a trained model by a temperature that is fitted to the validation set."""
 
     def __post_init__(self) -> None:
-        check_fields("model", self, ConfigError)
+        check_fields("model", self)
         _positive("model", hidden_size=self.hidden_size, window=self.window)
         _positive("model", embedding_size=self.embedding_size, embedding_std=self.embedding_std)
         _positive("model", most=MOST_LAYERS, num_layers=self.num_layers)
@@ -160,7 +153,7 @@ class OptimizerConfig:
     """constant; linear or cosine, down to zero; STEP:FACTOR,..., as 1000:0.3,2000:0.1; or plateau/FACTOR/PATIENCE."""
 
     def __post_init__(self) -> None:
-        check_fields("optimizer", self, ConfigError)
+        check_fields("optimizer", self)
         _positive("optimizer", lr=self.lr, clip=self.clip)
         if not all(0 <= value < 1 for value in (*self.betas, self.decay)):
             raise ConfigError(f"optimizer: betas {self.betas} and decay {self.decay} must be at least 0 and below 1.")
@@ -187,7 +180,7 @@ class Paper:
     """The number itself, in units of the task's metric, where there is one."""
 
     def __post_init__(self) -> None:
-        check_fields("paper", self, ConfigError)
+        check_fields("paper", self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,7 +248,7 @@ class TrainConfig:
         return re.sub(rf"-{kind}\d+$", f"-{size}", name) if size else name
 
     def __post_init__(self) -> None:
-        check_fields("config", self, ConfigError)
+        check_fields("config", self)
         if not re.fullmatch(r"[^/\\\x00-\x1f]{1,200}", self.name) or self.name.strip(" .") == "":
             raise ConfigError(f"config: name is {self.name!r:.80}, but it must be the name of a folder, not a path.")
         _positive("config", batch_size=self.batch_size, devices=self.devices, nodes=self.nodes)

@@ -39,6 +39,17 @@ def on_host() -> Iterator[None]:
             yield
 
 
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Give torch this number of threads on the CPU."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 AT_ONCE = 1.0
 """Seconds in which more signals are the same request: ``timeout``, for one, tells the process and then its group."""
 
@@ -315,14 +326,14 @@ def train_side_by_side(calls: Mapping[str, Call], jobs: int, ended: Callable[[st
         The name of the signal, or None.
     """
     waiting, running = list(calls.items()), dict[str, Worker]()
-    threads = max(1, torch.get_num_threads() // jobs)
+    num_threads = max(1, torch.get_num_threads() // jobs)
     stopping = False
     with Interrupts() as interrupts:
         try:
             while running or (waiting and not interrupts.received):
                 while waiting and len(running) < jobs and not interrupts.received:
                     label, call = waiting.pop(0)
-                    running[label] = _start(call, threads)
+                    running[label] = _start(call, num_threads)
                 wait([process.sentinel for process, _ in running.values()], WATCH)
                 if interrupts.received and not stopping:
                     stopping = True
@@ -339,10 +350,10 @@ def train_side_by_side(calls: Mapping[str, Call], jobs: int, ended: Callable[[st
     return signal.Signals(interrupts.received).name if interrupts.received else None
 
 
-def _start(call: Call, threads: int) -> Worker:
+def _start(call: Call, num_threads: int) -> Worker:
     context = start_context("torch", "lightning_fabric", "safetensors.torch")
     answer, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(call, sender, threads))
+    process = context.Process(target=_work, args=(call, sender, num_threads))
     with hold_back_interrupts():
         process.start()
     sender.close()
@@ -379,11 +390,11 @@ def start_context(*preload: str) -> Any:
     return context
 
 
-def _work(call: Call, sender: Connection, threads: int) -> None:
+def _work(call: Call, sender: Connection, num_threads: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    torch.set_num_threads(threads)
+    torch.set_num_threads(num_threads)
     try:
         sender.send(call())
     except Exception as error:

@@ -14,7 +14,7 @@ from torchrum.lab.models import CharModel
 from torchrum.lab.tasks.base import Batch, Split, Task
 from torchrum.lab.tasks.char_lm import CharLM
 from torchrum.lab.training.checkpoint import checkpoint_step, load_model
-from torchrum.lab.training.config import TrainConfig, differences, first_of, require_one_of
+from torchrum.lab.training.config import TrainConfig, differences, first_of
 from torchrum.lab.training.distributed import Engine, on_host
 from torchrum.lab.training.errors import ConfigError, DivergedError
 from torchrum.lab.training.files import Reader, check_fields, read_json, write_json
@@ -36,15 +36,13 @@ class _Carrying(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(
-        self, input: torch.Tensor, hx: tuple[torch.Tensor, ...]
-    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    def forward(self, input: Tensor, hx: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
         return self.model(input, None, hx)
 
 
 def _predict(
     task: Task, model: nn.Module, batches: Iterable[Batch], engine: Engine, graph: bool = False
-) -> Iterator[tuple[torch.Tensor, Batch]]:
+) -> Iterator[tuple[Tensor, Batch]]:
     """Yield the logits of each batch, in float32 at least, and the batch; ``score`` has the arguments."""
     carried = None
     replayed = graphed(_Carrying(model)) if graph and task.carries_state and takes_steps(model) else None
@@ -75,7 +73,7 @@ def score(
     is carried, ``graph`` records cells that run step by step as a CUDA graph: in one lane, launches would take nearly
     all the time.
     """
-    totals: dict[str, torch.Tensor] = {}
+    totals: dict[str, Tensor] = {}
     weights = 0
     for logits, batch in _predict(task, model, batches, engine, graph):
         weight = task.weight(batch)
@@ -144,7 +142,7 @@ class DynamicConfig:
     """Lanes of the training part when the root mean squares are measured."""
 
     def __post_init__(self) -> None:
-        check_fields("dynamic", self, ConfigError)
+        check_fields("dynamic", self)
         for name in ("segment", "lanes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"dynamic: {name} is {getattr(self, name)}, but it must be at least 1.")
@@ -243,7 +241,7 @@ def evaluate(
     Returns:
         The loss, the metrics of the task, and what its ``summary`` adds, by name.
     """
-    require_one_of("evaluate", "split", split, ("validation", "test"))
+    Reader("evaluate", ConfigError).value(Literal["validation", "test"], split, "split")
     config = _run_config(run, device, task)
     task = config.task
     model, engine = load_model(run, which), Engine(config)

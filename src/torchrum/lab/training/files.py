@@ -75,21 +75,22 @@ def write_json(path: Path, value: Any) -> None:
     write_atomic(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
-def read_bytes(path: Path, most: int | None = None) -> bytes:
-    """Read a plain file of at most ``most`` bytes; a pipe or a device, which might never end, is refused."""
+def read_bytes(path: Path) -> bytes:
+    """Read a plain file of at most ``MAX_BYTES``; a pipe or a device, which might never end, is refused."""
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
             raise RunError(f"{path} cannot be read: it is not a plain file.")
-        if most is not None and found.st_size > most:
-            raise RunError(f"{path} cannot be read: it has {found.st_size:,} bytes, more than the {most:,} allowed.")
+        if found.st_size > MAX_BYTES:
+            size = f"{found.st_size:,} bytes, more than the {MAX_BYTES:,} allowed"
+            raise RunError(f"{path} cannot be read: it has {size}.")
         return file.read()
 
 
 def read_text(path: Path) -> str:
     """Read a plain file of UTF-8 text; any other one is a RunError."""
     try:
-        return read_bytes(path, MAX_BYTES).decode()
+        return read_bytes(path).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise RunError(f"{path} cannot be read: {reason}.") from error
@@ -98,7 +99,7 @@ def read_text(path: Path) -> str:
 def read_json(path: Path) -> Any:
     """Read a JSON file of a run folder; a missing or damaged one is a RunError."""
     try:
-        return parse_json(read_bytes(path, MAX_BYTES))
+        return parse_json(read_bytes(path))
     except (FileNotFoundError, NotADirectoryError):
         raise RunError(_why_no_run(path)) from None
     except OSError as error:
@@ -209,7 +210,7 @@ class Reader:
         return self._error(f"{self._source}: {text}")
 
 
-def check_fields(owner: str, instance: Any, error: type[Exception]) -> None:
+def check_fields(owner: str, instance: Any) -> None:
     """Refuse a dataclass that was built in Python with a value of another type than its field declares.
 
     Lists become tuples where declared. Call it first in ``__post_init__``, before values are compared.
@@ -217,9 +218,8 @@ def check_fields(owner: str, instance: Any, error: type[Exception]) -> None:
     Args:
         owner: its name in an error.
         instance: the dataclass; it may be frozen.
-        error: what to raise.
     """
-    reader, hints = Reader(owner, error, objects=False), _hints(typing.cast(Any, type(instance)))
+    reader, hints = Reader(owner, ConfigError, objects=False), _hints(typing.cast(Any, type(instance)))
     for item in fields(instance):
         value = reader.value(hints[item.name], getattr(instance, item.name), item.name)
         object.__setattr__(instance, item.name, value)

@@ -104,12 +104,7 @@ class Display:
                 columns.insert(0, TextColumn("{task.description}", style="bold", markup=False))
                 columns.insert(3, TextColumn("{task.fields[speed]}", style="progress.data.speed"))
                 columns.insert(5, TextColumn("left"))
-            self._bar = Progress(
-                *columns,
-                console=self._console,
-                refresh_per_second=4,
-                expand=True,
-            )
+            self._bar = Progress(*columns, console=self._console, refresh_per_second=4, expand=True)
             self._row = self._bar.add_task(name, total=self._steps, completed=step, speed="", text="")
             self._bar.start()
 

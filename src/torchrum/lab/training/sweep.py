@@ -28,14 +28,7 @@ from torchrum.lab.training.errors import ConfigError, DivergedError, RunError
 from torchrum.lab.training.files import write_json
 from torchrum.lab.training.overrides import declared_type, override
 from torchrum.lab.training.progress import say
-from torchrum.lab.training.run_folder import (
-    Result,
-    holds_run,
-    lock_folder,
-    lock_free_folder,
-    read_config,
-    read_result,
-)
+from torchrum.lab.training.run_folder import Result, holds_run, lock_folder, lock_free_folder, read_config, read_result
 from torchrum.lab.training.trainer import Trainer
 
 if TYPE_CHECKING:

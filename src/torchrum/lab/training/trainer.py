@@ -17,7 +17,14 @@ from torch import nn
 
 from torchrum.cells.rum import RELU_OPTIONS, TANH_OPTIONS
 from torchrum.lab.models import count_parameters
-from torchrum.lab.training.checkpoint import Keeper, Loaded, collect_random_state, has_checkpoint, load_run, restore
+from torchrum.lab.training.checkpoint import (
+    Loaded,
+    collect_random_state,
+    has_checkpoint,
+    load_run,
+    restore,
+    write_checkpoint,
+)
 from torchrum.lab.training.config import ModelConfig, TrainConfig, plateau, to_json
 from torchrum.lab.training.distributed import LOST, Engine, Interrupts, on_host
 from torchrum.lab.training.errors import ConfigError, DivergedError, RunError
@@ -117,7 +124,7 @@ class Run:
     ) -> None:
         self.config, self.engine, self.folder = trained.config, trained.engine, folder
         self._trained, self._step, self._scored = trained, trained.step, trained.scored
-        self._interrupts, self._keeper = interrupts, Keeper(folder)
+        self._interrupts = interrupts
         self.progress, mark = (Progress(), None) if loaded is None else (loaded.progress, loaded.mark)
         self.engine.first(lambda: self._open_folder(resume))
         self._metrics = MetricsFile(folder, self.progress.step, mark) if self.engine.rank == 0 else None
@@ -141,7 +148,6 @@ class Run:
                 with suppress(OSError, RunError):  # a full disk or a replaced folder was reported already
                     if self._metrics is not None:
                         self._metrics.sync()
-                        self._keeper.flush()
                 self.engine.close()
                 if self._metrics is not None:
                     self._metrics.close()
@@ -157,7 +163,7 @@ class Run:
         self._trained.module.train()
         if progress.step >= config.steps and validated != progress.step:  # a resumed run that ends at its last step
             scores, improved = self._validate(validation)
-            self._save(improved, due=True)
+            self._save(improved)
         while progress.step < config.steps:
             rate = self._advance(runner, rate)
             last = progress.step == config.steps
@@ -171,9 +177,8 @@ class Run:
                 scores, improved = self._validate(validation)
             goal = self._goal()
             stopped = self._signal(log)
-            due = bool(last or goal or stopped or progress.step % config.checkpoint_every == 0)
-            if due or improved:
-                self._save(improved, due)
+            if last or goal or stopped or improved or progress.step % config.checkpoint_every == 0:
+                self._save(improved)
             if stopped:
                 return stopped, scores
             if goal:
@@ -278,8 +283,8 @@ class Run:
         if blocks:
             self._record("weights", dict(zip(blocks, torch.stack(values).tolist(), strict=True)))
 
-    def _save(self, best: bool, due: bool) -> None:
-        """Hand a checkpoint to the keeper; see ``Keeper.keep``."""
+    def _save(self, best: bool) -> None:
+        """Write a checkpoint in the first process."""
         progress, module = self.progress, self._trained.module
         progress.seconds = time.monotonic() - self._started
         cpu = torch.device("cpu")
@@ -303,13 +308,13 @@ class Run:
 
         weights = self.engine.whole(self._scored.state_dict())
 
-        def keep() -> None:
+        def write() -> None:
             assert self._metrics is not None
             self._metrics.sync()
             whole = {**state, "metrics": asdict(self._metrics.mark())}
-            self._keeper.keep(progress.step, weights, whole, best, due)
+            write_checkpoint(self.folder, progress.step, weights, whole, best)
 
-        self.engine.first(keep)
+        self.engine.first(write)
 
     def _open_folder(self, resume: bool) -> None:
         now = environment(self.engine.device, self.engine.world_size, self.config.task.provenance())

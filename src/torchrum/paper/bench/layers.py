@@ -76,16 +76,16 @@ class Work:
     """A layer with data, run forward without gradients or forward and backward with fresh gradients.
 
     Args:
-        make: builds the layer on its device, in its dtype.
+        name, options: as for ``make_layer``.
         shape: sizes of the input ``(T, B, N)``.
     """
 
-    def __init__(self, make: Callable[[], nn.Module], shape: Shape) -> None:
+    def __init__(self, name: str, shape: Shape, **options: Any) -> None:
         torch.manual_seed(0)
-        self.layer = make()
-        options: dict[str, Any] = {"device": shape.device, "dtype": DTYPES[shape.dtype]}
-        self.x = torch.randn(shape.T, shape.B, shape.input_size, **options).requires_grad_()
-        self.grad = torch.randn(shape.T, shape.B, cast(int, self.layer.hidden_size), **options)
+        self.layer = make_layer(name, shape, **options)
+        where: dict[str, Any] = {"device": shape.device, "dtype": DTYPES[shape.dtype]}
+        self.x = torch.randn(shape.T, shape.B, shape.input_size, **where).requires_grad_()
+        self.grad = torch.randn(shape.T, shape.B, cast(int, self.layer.hidden_size), **where)
 
     @property
     def num_parameters(self) -> int:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from torchrum.lab.tables import Table
 from torchrum.lab.training.errors import RunError
-from torchrum.lab.training.files import MAX_BYTES, Reader, parse_json, read_bytes, write_atomic
+from torchrum.lab.training.files import Reader, parse_json, read_bytes, write_atomic
 from torchrum.paper.bench.layers import Shape
 from torchrum.paper.bench.measure import Times
 
@@ -119,7 +119,7 @@ def read_report(path: Path) -> Report:
     """Read what ``Report.write`` wrote; damage is named by file and field."""
     reader = Reader(path)
     try:
-        content = reader.value(dict[str, Any], parse_json(read_bytes(path, MAX_BYTES)), "it")
+        content = reader.value(dict[str, Any], parse_json(read_bytes(path)), "it")
     except ValueError as error:
         raise RunError(f"{path} cannot be read: {error}.") from error
     rows = _read_list(reader, Row, content, "rows", derived="us_per_step")

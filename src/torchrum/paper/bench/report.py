@@ -47,7 +47,7 @@ def report_tables(report: Report) -> list[Table]:
     for found in cases.values():
         times = [_cell(found.get(name)) for name in columns]
         if any(times):
-            cells.append([describe_case(found), _ratio(found), *times])
+            cells.append([describe_case([*found.values()]), _ratio(found), *times])
     place = report.environment
     machine = place.get("gpu") or f"{place['cpu']}, {place['threads']} threads"
     commit = (place.get("commit") or "unknown")[:10]
@@ -69,22 +69,19 @@ def typed(report: Report) -> str:
 
 def _target_table(report: Report) -> Table:
     """Make the table of the targets; a case is described as in the table of times."""
-    rows: dict[str, dict[str, Row]] = {}
-    for row in report.rows:
-        rows.setdefault(row.case, {})[row.implementation] = row
     cells = []
     for target in report.targets:
         case, _, what = target.name.partition(": ")
-        name = f"{what}: {describe_case(rows[case])}" if case in rows else target.name
+        rows = [row for row in report.rows if row.case == case]
+        name = f"{what}: {describe_case(rows)}" if rows else target.name
         measured, limit = target_words(target)
         cells.append((name, measured, limit, "yes" if target.reached else "**no**"))
     return Table(("target", "measured", "limit", "reached"), cells, right=(1, 2))
 
 
-def describe_case(found: dict[str, Row]) -> str:
+def describe_case(rows: list[Row]) -> str:
     """Describe a case: options, sizes and dtype."""
-    options = max((row.options for row in found.values()), key=len)
-    row = next(iter(found.values()))
+    options, row = max((row.options for row in rows), key=len), rows[0]
     words = [name if value is True else f"{name}={value:g}" for name, value in options.items()]
     words += [f"I={row.shape.I}"] if row.shape.I is not None else []
     matmul = MATMULS.get(row.precision, "") if row.shape.dtype == "float32" else ""

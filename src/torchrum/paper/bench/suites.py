@@ -13,17 +13,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from fnmatch import fnmatch
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from torchrum.cells.rum import PAPER_OPTIONS
+from torchrum.lab.training.distributed import threads
 from torchrum.layers.rum import RUM
 from torchrum.ops.rum_scan import ScanInputs
 from torchrum.ops.rum_scan.designs import choose_design
-from torchrum.paper.bench.layers import DTYPES, MODES, Case, Shape, Work, make_layer, penn_treebank_step, recall_step
+from torchrum.paper.bench.layers import DTYPES, MODES, Case, Shape, Work, penn_treebank_step, recall_step
 from torchrum.paper.bench.measure import Cuda, ImplementationError, Run, clocks, time_cpu
 from torchrum.paper.bench.records import Report, Row
 
@@ -199,7 +199,7 @@ def _prepare(case: Case, name: str, mode: str, row: Row, device: Cuda) -> Run:
     kind, *graphed = name.split()
     run: Run
     if case.kind == "layer":
-        work = Work(lambda: make_layer(kind, case.shape, **row.options), case.shape)
+        work = Work(kind, case.shape, **row.options)
         row.num_parameters = work.num_parameters
         ours: Any = work.layer if isinstance(work.layer, RUM) else next(iter(getattr(work.layer, "cells", [])), None)
         row.backend = None if ours is None else ours.explain_backend(work.x).backend
@@ -283,12 +283,8 @@ def run_cpu(
     for case in suite:
         if fnmatch(case.name, cases):
             log(f"{case.name}: {', '.join(case.implementations).replace('authors', 'original')}")
-            before = torch.get_num_threads()
-            torch.set_num_threads(case.threads or before)
-            try:
+            with threads(case.threads or torch.get_num_threads()):
                 report.add(*_rows(case, samples))
-            finally:
-                torch.set_num_threads(before)
     name, options, shape = LONG
     for implementation in ("authors", "torch", "native") if memory and fnmatch(name, cases) else ():
         log(f"{name}: {implementation}")
@@ -302,10 +298,7 @@ def run_cpu(
 
 def _rows(case: Case, samples: int) -> list[Row]:
     shape = case.shape
-    works = {
-        name: Work(lambda name=name: make_layer(name, shape, **case.options_of(name)), shape)  # type: ignore[misc]
-        for name in case.implementations
-    }
+    works = {name: Work(name, shape, **case.options_of(name)) for name in case.implementations}
     rows = []
     for mode in case.modes:
         runs = {name: work.run(mode) for name, work in works.items()}
@@ -321,7 +314,7 @@ def _rows(case: Case, samples: int) -> list[Row]:
     return rows
 
 
-def peak_memory(name: str, shape: Shape, options: Mapping[str, Any], seconds: float = 600) -> int:
+def peak_memory(name: str, shape: Shape, options: Mapping[str, Any]) -> int:
     """Measure in a new process by how many bytes a forward and backward pass raises its resident memory at the peak."""
     request = json.dumps({"name": name, "options": options, **asdict(shape)})
     here = str(Path(__file__).resolve().parents[3])
@@ -331,7 +324,7 @@ def peak_memory(name: str, shape: Shape, options: Mapping[str, Any], seconds: fl
         env={**os.environ, **_ALLOCATOR, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=seconds,
+        timeout=600,
         check=False,
     )
     if done.returncode != 0:
@@ -342,9 +335,9 @@ def peak_memory(name: str, shape: Shape, options: Mapping[str, Any], seconds: fl
 
 def measure_peak(name: str, options: Mapping[str, Any], **shape: Any) -> int:
     """Measure the same in this process."""
-    make = partial(make_layer, name, Shape(**shape), **options)
-    Work(make, Shape(**{**shape, "T": 2})).forward_backward()  # libraries load, thread pools and their buffers start
-    work = Work(make, Shape(**shape))
+    short = Shape(**{**shape, "T": 2})
+    Work(name, short, **options).forward_backward()  # libraries load, thread pools and their buffers start
+    work = Work(name, Shape(**shape), **options)
     if STATUS.exists():  # on Linux: forget the peak so far
         Path("/proc/self/clear_refs").write_text("5")
     before = _resident("VmRSS")

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from torchrum.lab.tasks.base import Task
 from torchrum.lab.training.checkpoint import load_model
-from torchrum.lab.training.files import MAX_BYTES, read_bytes, write_atomic
+from torchrum.lab.training.files import read_bytes, write_atomic
 from torchrum.lab.training.run_folder import read_config, read_metrics
 from torchrum.layers.introspection import Observation, observe, recurrent_blocks
 from torchrum.paper.ledger.entries import LedgerError
@@ -84,7 +84,7 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[np.generic]]) -> Path:
 def read_arrays(path: Path) -> dict[str, NDArray[np.float64]]:
     """Read the arrays of a file as numbers to draw."""
     try:
-        with np.load(io.BytesIO(read_bytes(path, MAX_BYTES)), allow_pickle=False) as file:
+        with np.load(io.BytesIO(read_bytes(path)), allow_pickle=False) as file:
             return drawable({name: file[name] for name in file.files})
     except Exception as error:  # a damaged archive may raise anything
         raise LedgerError(f"{path} cannot be read: {error}. Write it again with torchrum record --arrays.") from error

@@ -373,9 +373,9 @@ def rounded(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def thin(lines: Sequence[dict[str, Any]], points: int = MAX_POINTS) -> dict[str, list[float]]:
-    """Turn at most ``points`` lines, evenly chosen, into columns; the first and the last line are among them."""
-    if len(lines) > points:
-        lines = [lines[round(i * (len(lines) - 1) / (points - 1))] for i in range(points)]
+def thin(lines: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
+    """Turn at most ``MAX_POINTS`` lines, evenly chosen, into columns; the first and the last line are among them."""
+    if len(lines) > MAX_POINTS:
+        lines = [lines[round(i * (len(lines) - 1) / (MAX_POINTS - 1))] for i in range(MAX_POINTS)]
     columns = {key: [rounded(line[key]) for line in lines] for key in records.shared_scores(lines)}
     return {"step": [line["step"] for line in lines], **columns}

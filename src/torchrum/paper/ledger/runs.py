@@ -154,7 +154,7 @@ def changed_settings(entry: Entry, recipe: str = "") -> tuple[str, ...]:
 
 def setting(entry: Entry) -> tuple[str, ...]:
     """List where a run differs from the paper's form of its recipe."""
-    return changed_settings(entry, paper_preset(entry.recipe, RECIPES))
+    return changed_settings(entry, paper_preset(entry.recipe))
 
 
 def seen(entry: Entry, key: str, steps: int | None = None) -> list[float]:

@@ -106,7 +106,7 @@ def _size_table(task: str, rows: Sequence[Row], tried: Mapping[tuple[object, ...
     shown = (*names, *map(_test_title, tested))
     header = ("model", "settings", "parameters", "steps", "seeds", *shown, "paper", "command")
     cells = [_cells(row, tested, tried.get(model_and_place(row), 1)) for row in rows]
-    paper_only = {} if changes else PAPER_ONLY.get((task, size or None), {})
+    paper_only = {} if changes else PAPER_ONLY.get(task, {}).get(size, {})
     cells += [[name, *[""] * (len(header) - 3), text, "not run"] for name, text in paper_only.items()]
     title = ", ".join([TITLES.get(task, task), *([f"T = {size}"] if size else []), *changes])
     baseline = rows[0][0].config().task.baseline()
@@ -282,7 +282,7 @@ def verdicts(entries: Iterable[Entry], task: str | None = None) -> list[Verdict]
         for row in table_rows(entries, name):
             recipe = row[0].recipe
             # of the paper's preset, of its tuned form and of a task of a set only runs without overrides count
-            strict = is_preset(recipe) or paper_preset(recipe, RECIPES) != recipe or _family(recipe) is not None
+            strict = is_preset(recipe) or paper_preset(recipe) != recipe or _family(recipe) is not None
             if row[0].own_problem and not (strict and changed_settings(row[0])):
                 rows.setdefault(recipe, []).append(row)
     found = []

@@ -1,7 +1,8 @@
 """Learning curves of the ledger, bAbI task by task, and gradients through time at initialisation."""
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import Any, TypeVar
@@ -18,14 +19,14 @@ from torchrum.lab.data.babi import NAMES, TASKS
 from torchrum.lab.plot_style import LOOKS, PALETTE, Axes, Figure, baseline, count_steps, grid_of_panels, ink, look
 from torchrum.lab.recipes.babi import PAPER
 from torchrum.lab.tasks import CharLM, Copying, Recall
-from torchrum.lab.tasks.base import Task
+from torchrum.lab.training.distributed import threads
 from torchrum.layers.introspection import gradient_norms
 from torchrum.layers.registry import build_layer
 from torchrum.paper.ledger.babi import Column, best_columns
 from torchrum.paper.ledger.entries import Entry
 from torchrum.paper.ledger.runs import Row, model_label
 
-T = TypeVar("T", Copying, Recall, CharLM)
+T = TypeVar("T", Copying, Recall)
 Points = NDArray[np.float64]
 CORPORA = {"ptb": "Penn Treebank"}
 """Names of texts in titles."""
@@ -33,10 +34,10 @@ CORPORA = {"ptb": "Penn Treebank"}
 
 def copying_figure(rows: Sequence[Row]) -> Figure:
     """Loss over the steps, a panel for each delay; training loss, on a fresh batch at every step, as in the paper."""
-    tasks = _tasks(rows, Copying)
-    figure, panels = grid_of_panels(len(tasks), 3.8, 2.6, 0.9)
-    for axes, task in zip(panels, tasks, strict=True):
-        for row in _of_task(rows, task):
+    groups = _by_task(rows, Copying)
+    figure, panels = grid_of_panels(len(groups), 3.8, 2.6, 0.9)
+    for axes, (task, here) in zip(panels, groups.items(), strict=True):
+        for row in here:
             draw_row(axes, row, "train_curve", "loss")
         baseline(axes, task.baseline(), "memoryless baseline")
         axes.set(yscale="log", title=f"T = {task.delay}", ylabel="cross-entropy, nats per step")
@@ -47,10 +48,11 @@ def copying_figure(rows: Sequence[Row]) -> Figure:
 
 def recall_figure(rows: Sequence[Row]) -> Figure:
     """Validation loss and accuracy over the steps, a row of panels for each length."""
-    tasks = _tasks(rows, Recall)
-    figure = Figure(figsize=(7.6, 2.6 * len(tasks) + 0.9), layout="constrained")
-    for (left, right), task in zip(figure.subplots(len(tasks), 2, squeeze=False), tasks, strict=True):
-        for row in _of_task(rows, task):
+    groups = _by_task(rows, Recall)
+    figure = Figure(figsize=(7.6, 2.6 * len(groups) + 0.9), layout="constrained")
+    panels = figure.subplots(len(groups), 2, squeeze=False)
+    for (left, right), (task, here) in zip(panels, groups.items(), strict=True):
+        for row in here:
             draw_row(left, row, "curve", "loss")
             draw_row(right, row, "curve", "accuracy")
         baseline(left, task.baseline(), "bag of values")
@@ -89,15 +91,15 @@ def char_figure(rows: Sequence[Row]) -> Figure:
     of less than a quarter of the longest one's epochs are left out.
     """
     rows = [row for row in rows if row[0].recipe.startswith("char-ptb")] or rows
-    epochs = [max(entry.steps for entry in row) / _lm(row).segments for row in rows]
-    rows = [row for row, length in zip(rows, epochs, strict=True) if length >= max(epochs) / 4]
-    texts: dict[tuple[str, str], list[CharLM]] = {}  # by name and hash; its tasks differ in how they cut it
-    for task in _tasks(rows, CharLM):
-        texts.setdefault((task.corpus, task.sha256), []).append(task)
+    pairs = [(row, task) for row in rows if isinstance(task := row[0].config().task, CharLM)]
+    epochs = [max(entry.steps for entry in row) / task.segments for row, task in pairs]
+    texts: dict[tuple[str, str], list[tuple[Row, CharLM]]] = defaultdict(list)  # by name and hash of the text
+    for (row, task), length in zip(pairs, epochs, strict=True):
+        if length >= max(epochs) / 4:
+            texts[task.corpus, task.sha256].append((row, task))
     figure = Figure(figsize=(max(6.4, 3.6 * len(texts)), 3.6), layout="constrained")
     panels = figure.subplots(1, len(texts), squeeze=False)[0]
-    for axes, ((name, _), tasks) in zip(panels, texts.items(), strict=True):
-        here = [(row, task) for row in rows for task in tasks if row[0].config().task == task]
+    for axes, ((name, _), here) in zip(panels, texts.items(), strict=True):
         for row, task in here:
             draw_row(axes, row, "curve", task.metric, per=task.segments)
         lowest = min(min(entry.curve[task.metric]) for row, task in here for entry in row)
@@ -151,18 +153,12 @@ def draw_row(axes: Axes, row: Row, curve: str, score: str, linewidth: float = 1.
         axes.fill_between(steps, low, high, color=look(label)["color"], alpha=0.2, linewidth=0, zorder=front - 1)
 
 
-def _lm(row: Row) -> CharLM:
-    task = row[0].config().task
-    assert isinstance(task, CharLM)
-    return task
-
-
-def _tasks(rows: Sequence[Row], kind: type[T]) -> list[T]:
-    return list(dict.fromkeys(task for row in rows if isinstance(task := row[0].config().task, kind)))
-
-
-def _of_task(rows: Sequence[Row], task: Task) -> Iterator[Row]:
-    return (row for row in rows if row[0].config().task == task)
+def _by_task(rows: Sequence[Row], kind: type[T]) -> dict[T, list[Row]]:
+    groups: dict[T, list[Row]] = defaultdict(list)
+    for row in rows:
+        if isinstance(task := row[0].config().task, kind):
+            groups[task].append(row)
+    return groups
 
 
 def _finish(figure: Figure, title: str) -> None:
@@ -255,14 +251,11 @@ def initial_gradients(delay: int, units: int, sequences: int) -> dict[str, NDArr
         "GRU": ("gru", {}),
     }
     generator = torch.Generator().manual_seed(1)
-    norms, threads = {}, torch.get_num_threads()
-    torch.set_num_threads(1)  # thousands of tiny calls: waiting for a second thread costs more than it gives
-    try:
+    norms = {}
+    with threads(1):  # thousands of tiny calls: waiting for a second thread costs more than it gives
         for label, (name, options) in models.items():
             with torch.random.fork_rng(devices=()):  # the global random state stays as it was
                 torch.manual_seed(0)
                 layer = build_layer(name, task.input_size, units, **options).double()
             norms[label] = gradient_norms(layer, x, generator).numpy()
-    finally:
-        torch.set_num_threads(threads)
     return norms
