@@ -8,7 +8,7 @@ from torch import nn
 
 from tolerances import TOL
 from torchrum.lab.models import StoryReader, build_model
-from torchrum.lab.models.answering import BothWays
+from torchrum.lab.models.answering import BothWays, position_encoding
 from torchrum.lab.tasks import Babi, Copying
 from torchrum.lab.training import ModelConfig
 from torchrum.layers.registry import LAYERS
@@ -81,6 +81,13 @@ def test_a_sentence_is_the_weighted_sum_of_its_words():
     torch.testing.assert_close(model.embed(x), expected)
     order = x[:, :, [1, 0, *range(2, task.sentence_size)]]
     assert not torch.allclose(model(x, LENGTHS), model(order, LENGTHS))
+
+
+def test_the_position_encoding_is_the_published_one():
+    paper = [[0.5833, 0.5, 0.4167, 0.3333], [0.4167, 0.5, 0.5833, 0.6667], [0.25, 0.5, 0.75, 1]]
+    code = [[1.5, 1.1667, 0.8333, 0.5], [1, 1, 1, 1], [0.5, 0.8333, 1.1667, 1.5]]
+    torch.testing.assert_close(position_encoding(3, 4, "paper"), torch.tensor(paper), atol=1e-4, rtol=0)
+    torch.testing.assert_close(position_encoding(3, 4, "code"), torch.tensor(code), atol=1e-4, rtol=0)
 
 
 def test_weights_start_as_in_the_original_implementation():

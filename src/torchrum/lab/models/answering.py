@@ -90,17 +90,19 @@ class OneHotModel(nn.Module):
         return self.readout(output)
 
 
-def position_encoding(words: int, size: int) -> Tensor:
+def position_encoding(words: int, size: int, form: Literal["code", "paper"] = "code") -> Tensor:
     """Return weights ``(J, E)`` that make a sum of embeddings depend on the word order (Sukhbaatar et al., 2015).
-
-    They are those of the original implementation, with mean 1, about twice as large as by the printed formula.
 
     Args:
         words: words of a sentence, J, padding included.
         size: width of the embedding, E.
+        form: ``"paper"`` is the printed formula; ``"code"`` that of the original implementation, about twice as large,
+            with mean 1.
     """
     j = torch.arange(1, words + 1).unsqueeze(1)
     k = torch.arange(1, size + 1)
+    if form == "paper":
+        return (1 - j / words) - (k / size) * (1 - 2 * j / words)
     return 1 + 4 * (k - (size + 1) / 2) * (j - (words + 1) / 2) / (size * words)
 
 
@@ -232,7 +234,7 @@ class MemN2N(nn.Module):
         sentence_size: words of a sentence, J.
         memory_size: sentences that are kept, M.
         hops: number of times that the memory is read.
-        position: weigh words by their place; otherwise a sentence is a bag of words.
+        position: form of the position encoding; None is a bag of words.
         linear_steps: training steps without the softmax of the hops.
         noise: random gaps between ages, as a share of the sentences.
         relu: apply ReLU after each hop.
@@ -248,7 +250,7 @@ class MemN2N(nn.Module):
         sentence_size: int,
         memory_size: int,
         hops: int = 3,
-        position: bool = True,
+        position: Literal["code", "paper"] | None = "code",
         linear_steps: int = 0,
         noise: float = 0.1,
         relu: bool = False,
@@ -258,7 +260,9 @@ class MemN2N(nn.Module):
         check_positive_int("MemN2N", memory_size=memory_size, hops=hops)
         check_not_negative("MemN2N", linear_steps=linear_steps)
         check_probability("MemN2N", noise=noise)
-        check_flags("MemN2N", position=position, relu=relu)
+        check_flags("MemN2N", relu=relu)
+        if position not in ("code", "paper", None):
+            raise ValueError(f"MemN2N: position={position!r}; it must be 'code', 'paper' or None.")
         self.hidden_size, self.memory_size, self.hops = hidden_size, memory_size, hops
         self.linear_steps, self.noise, self.relu = linear_steps, noise, relu
         self.words, self.ages = (  # A, C1, C2, ...
@@ -266,8 +270,8 @@ class MemN2N(nn.Module):
             for count in (num_inputs, memory_size + 1)
         )
         weights = torch.ones(sentence_size, hidden_size)
-        if position:
-            weights = position_encoding(sentence_size, hidden_size)
+        if position is not None:
+            weights = position_encoding(sentence_size, hidden_size, position)
         self.register_buffer("place_weight", weights, persistent=False)  # (J, d)
         self.register_buffer("updates", torch.zeros((), dtype=torch.long))
         for parameter in self.parameters():
