@@ -161,10 +161,11 @@ class RUMCell(Cell):
             with torch.enable_grad():  # the same graph in both modes, since torch.jit.trace compares them
                 return RUMCell.forward(self, input, hx)
         H = self.hidden_size
-        if isinstance(hx, Tensor) and not torch.is_grad_enabled():
-            steps = self._native_steps(input, hx)
+        if isinstance(hx, Tensor) and self._needs_no_checks(input, hx):
+            steps = None if torch.is_grad_enabled() else self._native_steps(input, hx)
             if steps is not None:
                 return steps(input, hx, None)[1]
+            return self._advance(input.unsqueeze(0), (hx,))[0]
         shapes = ((H,), (H, H))[: len(self.state_names)]
         return call_as_nn(self, input, hx, self.weight_ih, shapes, self._advance)
 
@@ -174,18 +175,25 @@ class RUMCell(Cell):
         weights, mask = self._fitting(x), self.draw_mask(x)
         end = run_rum(x, state, weights, self.options, None, training, self.backend, returned, False, mask)[1]
         usual = state[0].dtype if state else x.dtype
-        if (
-            end[0].dtype is not usual and x.device.type == "cpu"
-        ):  # under autocast, where nn.GRUCell keeps the state's dtype
+        if end[0].dtype is not usual and x.device.type == "cpu":  # nn.GRUCell keeps it under autocast
             return end[0].to(usual), *end[1:]
         return end
 
+    def _needs_no_checks(self, x: Tensor, h: Tensor) -> bool:
+        """Return whether a CPU call can skip ``call_as_nn``, which would pass ``x`` and ``h`` on as they are."""
+        weight = self._parameters.get("weight_ih")
+        return (
+            weight is not None
+            and isinstance(x, Tensor)
+            and (x.is_cpu and h.is_cpu and not x.is_nested and not h.is_nested)
+            and (x.layout is torch.strided and h.layout is torch.strided)
+            and (x.dtype is weight.dtype and h.dtype is weight.dtype)
+            and (x.dim() == 2 and x.shape[1] == self.input_size and h.shape == (x.shape[0], self.hidden_size))
+            and len(self.state_names) == 1
+        )
+
     def _native_steps(self, x: Tensor, h: Tensor) -> NativeSteps | None:
         """Return the prepared call of C for a step without gradients, or None if it cannot be used."""
-        if not isinstance(x, Tensor) or x.dim() != 2 or x.shape[1] != self.input_size or len(self.state_names) > 1:
-            return None
-        if h.shape != (x.shape[0], self.hidden_size):
-            return None
         if self.training and (self.options.zoneout > 0 or self.state_dropout > 0):
             return None
         steps, parts = self._steps, list(self._parameters.values())
