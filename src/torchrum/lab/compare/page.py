@@ -82,14 +82,14 @@ def comparison_page(
     """
     caption = (
         "Scores on the validation part over the steps and the seconds of a training: the mean over the seeds and their "
-        "range."
+        "range. The table has the test scores of the weights that were best here."
     )
     scored = [each for each in found if each.runs]
     results: list[Block] = [table]
     if scored:
         results.append(picture("curves", lambda: curves(scored, problem.floor, problem.metric), caption))
     parts = (problem.train, problem.validation, problem.test)
-    counts = " / ".join(f"{len(part.inputs):,}" for part in parts)
+    counts = "\N{NO-BREAK SPACE}/\N{NO-BREAK SPACE}".join(f"{len(part.inputs):,}" for part in parts)
     facts = [
         ("to predict", KINDS[problem.kind]),
         ("sequences for training / validation / test", counts),
