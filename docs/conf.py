@@ -1,9 +1,12 @@
 """Sphinx: ``make docs`` builds docs/_build/html; the tests build it with warnings as errors."""
 
 import base64
+import re
 import shutil
 from pathlib import Path
 from typing import Any
+
+from docutils import nodes
 
 from torchrum import __version__
 from torchrum.lab.trained import RECALL
@@ -33,7 +36,9 @@ html_js_files = ["sortable.js", "figures.js", "flags.js"]
 pygments_style = "a11y-light"
 pygments_dark_style = "github-dark"  # the default underlines names as if they were links
 highlight_language = "none"  # fences name theirs; equations in docstrings are no Python
+smartquotes_action = "qe"  # quotes and dots, not dashes: notes name flags, as in --steps 5000
 html_copy_source = False
+html_show_search_summary = False  # a page that is opened as a file cannot fetch the others
 html_show_sphinx = False
 html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#b34a00", "color-brand-content": "#0067a3"},
@@ -62,7 +67,17 @@ def keep_sentences(app: Any, what: str, name: str, obj: Any, options: Any, lines
         lines[:0] = ["..", ""]
 
 
+def keep_together(app: Any, tree: Any, name: str) -> None:
+    """No line ends between a number and its percent sign, nor within T = 200."""
+    for text in [*tree.findall(nodes.Text)]:
+        if not isinstance(text.parent, nodes.literal | nodes.literal_block):
+            joined = re.sub(r"(?<=\d) (?=%)|(?<=\b\w) (?== \d)|(?<=\b\w =) (?=\d)", "\N{NO-BREAK SPACE}", text)
+            if joined != text:
+                text.parent.replace(text, nodes.Text(joined))
+
+
 def setup(app: Any) -> None:
+    app.connect("doctree-resolved", keep_together)
     app.connect("autodoc-process-docstring", keep_sentences, priority=100)  # before napoleon
     app.connect("builder-inited", write_weights)
     app.connect("build-finished", copy_figures)

@@ -81,7 +81,7 @@ def comparison_page(
     if scored:
         caption = (
             "Scores on the validation part over the steps and the seconds of a training: the mean over the seeds and "
-            "their range."
+            "their range. The table has the test scores of the weights that were best here."
         )
         results.append(picture("curves", lambda: curves(scored, problem.floor, problem.metric), caption))
         use = (
@@ -95,7 +95,7 @@ def comparison_page(
         )
         sections.append(Section("Use the best model", [use, Items([code(line) for line in lines])]))
     parts = (problem.train, problem.validation, problem.test)
-    counts = " / ".join(f"{len(part.inputs):,}" for part in parts)
+    counts = "\N{NO-BREAK SPACE}/\N{NO-BREAK SPACE}".join(f"{len(part.inputs):,}" for part in parts)
     facts = [
         ("to predict", KINDS[problem.kind]),
         ("sequences for training / validation / test", counts),

@@ -198,13 +198,13 @@ def _draw_sizes(axes: Axes, rows: list[Row]) -> None:
     ours, baseline = found.get("fused graphed", {}), found.get("gru graphed", {})
     for N in sorted(ours.keys() & baseline.keys()):
         note = axes.annotate(
-            f"{ours[N] / baseline[N]:.2f}", (N, ours[N]), (0, -13), textcoords="offset points", ha="center", fontsize=7,
-            color=COLOURS["fused"], zorder=4,
+            f"{ours[N] / baseline[N]:.2f}", (N, min(ours[N], baseline[N])), (0, -13), textcoords="offset points",
+            ha="center", fontsize=7, color=COLOURS["fused"], zorder=4,
         )  # fmt: skip
         note.set_path_effects([withStroke(linewidth=2.5, foreground=rcParams["axes.facecolor"])])
     ticks = (100, 256, 704, 1024, 2000)
     axes.set_xticks(ticks, [str(tick) for tick in ticks], fontsize=7)
-    axes.margins(y=0.12)
+    axes.margins(y=0.18)
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}" if value < 1e4 else f"{value / 1e3:g}k"))
     for axis in (axes.xaxis, axes.yaxis):
