@@ -144,9 +144,10 @@ class Recurrent(nn.Module, metaclass=ABCMeta):  # ABC as a base would break FSDP
         Returns:
             ``output`` ``(T, B, num_directions * H)`` in the form of ``input``, and ``h_n`` in the form of ``hx``.
         """
-        if isinstance(input, Proxy) or isinstance(hx, Proxy) or isinstance(lengths, Proxy) or isinstance(reset, Proxy):
+        only_input = hx is None and lengths is None and reset is None and type(input) is Tensor
+        if not only_input and any(isinstance(part, Proxy) for part in (input, hx, lengths, reset)):
             return self._leaf(input, hx, lengths=lengths, reset=reset)
-        if not torch.is_grad_enabled() and torch.jit.is_tracing():
+        if not torch.is_grad_enabled() and torch._C._get_tracing_state() is not None:
             with torch.enable_grad():  # the same graph in both modes, since torch.jit.trace compares them
                 return Recurrent.forward(self, input, hx, lengths=lengths, reset=reset)
         if isinstance(input, PackedSequence):

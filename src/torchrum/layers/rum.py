@@ -192,11 +192,12 @@ class RUM(Recurrent, nn.RNNBase):
     def scan(
         self, index: int, x: Tensor, state: State, lengths: Tensor | None, lead: tuple[int, ...] = ()
     ) -> tuple[Tensor, State]:
-        weights, last = self._weights(index, x), not self.bidirectional and index == self.num_layers - 1
+        weights = self._weights(index, x)
         if self._forms[index]["weight_hh"][1][1] != self.hidden_size:
             raise MismatchError(f"RUM: hidden_size was changed to {self.hidden_size}; make a new RUM of that size.")
-        returned, mask = lead if last else None, None
-        if self._masks:
+        returned = lead if index == self.num_layers - 1 and not self.bidirectional else None
+        mask = None
+        if self.training and self.settings.state_dropout > 0:
             ones = x.new_ones(x.shape[1], self.hidden_size, dtype=working_dtype(x.dtype))
             mask = F.dropout(ones, self.settings.state_dropout)
         output, end = run_rum(

@@ -89,7 +89,8 @@ def plain_scan(
     all states. A learnable lam is NaN in ``options``.
     """
     x, weight_ih, weight_hh = inputs.x, inputs.weight_ih, inputs.weight_hh
-    if x.dtype is not weight_ih.dtype or x.dtype is not weight_hh.dtype or backend == "reference":
+    dtype = x.dtype
+    if dtype is not weight_ih.dtype or dtype is not weight_hh.dtype or backend == "reference":
         return None
     given = [part for part in inputs if part is not None]
     if not is_unobserved(given) or autocasts(x):
